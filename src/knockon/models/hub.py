@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -28,8 +29,9 @@ def snapshot(repo_id: str) -> Path:
             repository has no safetensors weights.
     """
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    try:
+    with contextlib.suppress(LocalEntryNotFoundError):
         cached = Path(
             snapshot_download(
                 repo_id, allow_patterns=_ALLOWED, ignore_patterns=_IGNORED, local_files_only=True
@@ -37,12 +39,10 @@ def snapshot(repo_id: str) -> Path:
         )
         if not missing_files(cached):
             return cached
-    except Exception:
-        # Whatever kept the cache from answering, the hub is asked next and its reason is reported.
-        pass
     try:
         folder = Path(snapshot_download(repo_id, allow_patterns=_ALLOWED, ignore_patterns=_IGNORED))
     except Exception as error:
+        # The hub client lets errors of several libraries through (HTTP, DNS, TLS, files).
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise Refused(
             f"hub repository {repo_id}",

@@ -25,7 +25,8 @@ from pathlib import Path
 from knockon.errors import Refused
 
 Progress = Callable[[str, int, int], None]
-"""``progress(stage, bytes_done, bytes_total)``; stages: waiting, downloading, checking, unpacking."""
+"""``progress(stage, bytes_done, bytes_total)``; stages: waiting, downloading,
+checking, unpacking."""
 
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1
