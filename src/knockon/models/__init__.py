@@ -1,0 +1,1 @@
+"""Target models: configurations, weights, tokenizers, architectures, and the catalogue of names."""
