@@ -1,0 +1,1 @@
+"""The engine: requests, scheduling, pages, the speculative step, verification and sampling."""
