@@ -180,7 +180,7 @@ class RotaryEmbedding:
             cos, sin: from :meth:`tables` of positions ``[...]``.
 
         Returns:
-            A new tensor of ``x``'s shape and dtype; the arithmetic is FP32.
+            A new tensor of ``x``'s shape and dtype; the arithmetic is FP32 (FP64 for FP64 heads).
         """
         if self.rotary_dim != self.head_dim:
             turned = self._rotate(x[..., : self.rotary_dim], cos, sin)
@@ -188,5 +188,5 @@ class RotaryEmbedding:
         return self._rotate(x, cos, sin)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        wide = x.float()
+        wide = x if x.dtype == torch.float64 else x.float()
         return torch.addcmul(wide * cos, wide.roll(self.rotary_dim // 2, -1), sin).to(x.dtype)

@@ -1,0 +1,1 @@
+"""Target models: their configuration, weights, tokenizers and forward passes."""
