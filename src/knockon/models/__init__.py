@@ -1,1 +1,1 @@
-"""Target models: configurations, weights, tokenizers, architectures, and the catalogue of names."""
+"""Target architectures, their weights and configurations, and the catalogue of names."""
