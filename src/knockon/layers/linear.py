@@ -25,8 +25,8 @@ class Shard:
         self.count = count
 
 
-class PackedLinear(nn.Module):
-    """``y = x Wᵀ + b`` with ``W [out, in]``, plain or repacked for the CPU."""
+class ReplicatedLinear(nn.Module):
+    """``y = x Wᵀ + b`` with ``W [out, in]`` whole on every rank, plain or repacked for the CPU."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -44,6 +44,14 @@ class PackedLinear(nn.Module):
         if self.packed is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
+
+    def load(self, full: Tensor) -> None:
+        """Copy the whole weight ``full [out, in]``."""
+        want = (self.out_features, self.in_features)
+        if tuple(full.shape) != want:
+            raise Refused("weight shape", tuple(full.shape), f"{want}")
+        with torch.no_grad():
+            self.weight.copy_(full)
 
     def pack(self) -> None:
         """Repack for CPU inference where that is possible; the plain weight is dropped."""
@@ -70,7 +78,7 @@ def pack_weight(weight: Tensor) -> Tensor | None:
 _ROWS_HINT = 8  # rows that a decode step has; the layout chosen for it serves 1 to 128 as well
 
 
-class ColumnParallelLinear(PackedLinear):
+class ColumnParallelLinear(ReplicatedLinear):
     """Output rows are dealt to ranks; several checkpoint weights may be fused into one.
 
     Args:
@@ -104,7 +112,7 @@ class ColumnParallelLinear(PackedLinear):
             )
 
 
-class RowParallelLinear(PackedLinear):
+class RowParallelLinear(ReplicatedLinear):
     """Input columns are dealt to ranks; the partial products are summed over the group."""
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Target models: their configuration, weights, tokenizers and forward passes."""
+"""Target architectures, their weights and configurations, and the catalogue of names."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV, SdpaBackend, Visibility
 from knockon.layers.embedding import LMHead, VocabParallelEmbedding
-from knockon.layers.linear import ColumnParallelLinear, PackedLinear, RowParallelLinear, Shard
+from knockon.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, Shard
 from knockon.layers.norm import RMSNorm
 from knockon.layers.rotary import RotaryEmbedding
 from knockon.models.config import ModelConfig
@@ -196,7 +196,7 @@ class Decoder(nn.Module):
     def pack(self) -> None:
         """Repack the linears for CPU inference, once loaded; elsewhere nothing changes."""
         for module in self.modules():
-            if isinstance(module, PackedLinear | LMHead):
+            if isinstance(module, ReplicatedLinear | LMHead):
                 module.pack()
 
     def loaders(self) -> dict[str, Loader]:
