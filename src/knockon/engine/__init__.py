@@ -1,1 +1,1 @@
-"""The engine: requests, scheduling, pages, the speculative step, verification and sampling."""
+"""The engine: requests in, tokens out, by the speculative step."""
