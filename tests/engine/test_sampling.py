@@ -10,9 +10,10 @@ import torch
 
 from knockon.engine import sampling
 from knockon.engine.noise import exponential, fresh_seed, row_keys
-from knockon.engine.sampling import SamplingBatch, SamplingRequest, argmax_lowest, sample
+from knockon.engine.sampling import SamplingBatch, SamplingRequest, sample
 from knockon.engine.sampling_params import SamplingParams
 from knockon.engine.verify import Accepted, accept
+from knockon.rollout import order
 
 NAN, INF = math.nan, math.inf
 V, W = 40, 4
@@ -62,8 +63,8 @@ def test_argmax_takes_the_lowest_of_ties_and_never_nan(
     values: list[float], best: int, dtype: torch.dtype
 ) -> None:
     row = torch.tensor(values, dtype=dtype)
-    assert argmax_lowest(row).item() == best
-    assert argmax_lowest(row.expand(2, 3, -1)).tolist() == [[best] * 3] * 2
+    assert order.argmax(row).item() == best
+    assert order.argmax(row.expand(2, 3, -1)).tolist() == [[best] * 3] * 2
     # Drawn through the engine, greedy alone and greedy beside a sampled request.
     greedy = SamplingRequest(SamplingParams(temperature=0), 0)
     for requests in ([greedy], [greedy, SamplingRequest(SamplingParams(top_p=0.9), 1)]):
@@ -78,7 +79,7 @@ def test_ties_in_a_wide_row_go_to_the_lowest_id() -> None:
     row = torch.zeros(3, 100_003)
     row[0, [70_000, 99_999]] = 1
     row[1, [5, 6, 50_000]] = 1
-    assert argmax_lowest(row).tolist() == [70_000, 5, 0]
+    assert order.argmax(row).tolist() == [70_000, 5, 0]
 
 
 def test_a_mixed_batch_draws_what_each_request_draws_alone() -> None:
