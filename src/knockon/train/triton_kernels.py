@@ -1,0 +1,305 @@
+"""Triton kernels for bulk decoding. `decode_kernels` holds their signatures and plain twins."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a machine without Triton runs the twins
+    triton = None
+    tl = None
+
+
+def _jit(function: Any) -> Any:
+    return function if triton is None else triton.jit(function)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+@_jit
+def _add_rms_norm(x, residual, weight, out, size, eps, HAS_X: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    value = tl.load(residual + row * size + at, mask=inside, other=0.0)
+    if HAS_X:
+        value = (value.to(tl.float32) + tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)).to(value.dtype)
+        tl.store(residual + row * size + at, value, mask=inside)
+    wide = value.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    normed = (wide * scale).to(value.dtype).to(tl.float32)
+    normed *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + at, normed.to(value.dtype), mask=inside)
+
+
+def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    rows, size = residual.shape
+    out = torch.empty_like(residual)
+    _add_rms_norm[(rows,)](
+        residual if x is None else x, residual, weight, out, size, eps,
+        HAS_X=x is not None, BLOCK=_power_of_two(size), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@_jit
+def _silu_mul(gate_up, out, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    gate = tl.load(gate_up + row * 2 * size + at, mask=inside, other=0.0)
+    up = tl.load(gate_up + row * 2 * size + size + at, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    silu = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32)
+    tl.store(out + row * size + at, (silu * up.to(tl.float32)).to(gate.dtype), mask=inside)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, size)
+    block = min(2048, _power_of_two(size))
+    _silu_mul[(rows, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block, num_warps=4)
+    return out
+
+
+@_jit
+def _rope_and_store(
+    qkv, positions, cos, sin, query, keys, values, offsets, head_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, TILE)[:, None]
+    lane = tl.arange(0, HALF)[None, :]
+    inside = head < HEADS + 2 * KV_HEADS
+    source = qkv + row * (HEADS + 2 * KV_HEADS) * 2 * HALF + head * 2 * HALF + lane
+    low = tl.load(source, mask=inside, other=0.0)
+    high = tl.load(source + HALF, mask=inside, other=0.0)
+    position = tl.load(positions + row)
+    turn_cos = tl.load(cos + position * HALF + lane)
+    turn_sin = tl.load(sin + position * HALF + lane)
+    wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
+    turned_low = (wide_low * turn_cos - wide_high * turn_sin).to(low.dtype)
+    turned_high = (wide_high * turn_cos + wide_low * turn_sin).to(low.dtype)
+
+    is_query = head < HEADS
+    to = query + row * HEADS * 2 * HALF + head * 2 * HALF + lane
+    tl.store(to, turned_low, mask=is_query)
+    tl.store(to + HALF, turned_high, mask=is_query)
+    start = tl.load(offsets + row)
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    to = keys + start + (head - HEADS) * head_stride + lane
+    tl.store(to, turned_low, mask=is_key)
+    tl.store(to + HALF, turned_high, mask=is_key)
+    is_value = (head >= HEADS + KV_HEADS) & inside
+    to = values + start + (head - HEADS - KV_HEADS) * head_stride + lane
+    tl.store(to, low, mask=is_value)
+    tl.store(to + HALF, high, mask=is_value)
+
+
+def rope_and_store(
+    qkv: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    key_out: Tensor,
+    value_out: Tensor,
+    offsets: Tensor,
+    head_stride: int,
+) -> Tensor:
+    rows, half = qkv.shape[0], cos.shape[1]
+    total = qkv.shape[1] // (2 * half)
+    query = qkv.new_empty(rows, heads, 2 * half)
+    _rope_and_store[(rows,)](
+        qkv, positions, cos, sin, query, key_out, value_out, offsets, head_stride,
+        HEADS=heads, KV_HEADS=(total - heads) // 2, HALF=half, TILE=_power_of_two(total), num_warps=2,
+    )  # fmt: skip
+    return query
+
+
+@_jit
+def _decode_attention(
+    query, keys, values, lengths, out, scale, capacity,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    batch = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    member = tl.arange(0, TILE)
+    lane = tl.arange(0, DIM)
+    where_q = (batch * KV_HEADS + kv_head) * GROUP * DIM + member[:, None] * DIM + lane[None, :]
+    q = tl.load(query + where_q, mask=member[:, None] < GROUP, other=0.0)
+    seen = tl.load(lengths + batch) + 1
+    base = (batch * KV_HEADS + kv_head) * capacity * DIM
+    best = tl.full([TILE], float("-inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    acc = tl.zeros([TILE, DIM], tl.float32)
+    for start in range(0, seen, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < seen
+        k = tl.load(keys + base + at[:, None] * DIM + lane[None, :], mask=inside[:, None], other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        score = tl.where(inside[None, :], score, float("-inf"))
+        new_best = tl.maximum(best, tl.max(score, 1))
+        weight = tl.exp2(score - new_best[:, None])
+        fade = tl.exp2(best - new_best)
+        v = tl.load(values + base + at[:, None] * DIM + lane[None, :], mask=inside[:, None], other=0.0)
+        total = total * fade + tl.sum(weight, 1)
+        acc = acc * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        best = new_best
+    tl.store(out + where_q, (acc / total[:, None]).to(q.dtype), mask=member[:, None] < GROUP)
+
+
+def decode_attention(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+    batch, heads, dim = query.shape
+    kv_heads, capacity = keys.shape[1], keys.shape[2]
+    out = torch.empty_like(query)
+    _decode_attention[(batch, kv_heads)](
+        query, keys, values, lengths, out, math.log2(math.e) / math.sqrt(dim), capacity,
+        KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, BLOCK=64,
+        TILE=max(16, _power_of_two(heads // kv_heads)), num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out.view(batch, heads * dim)
+
+
+@_jit
+def _sample(logits, temperature, seed, out, vocab, log_min_p, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    index = tl.full([BLOCK], 0, tl.int32) + vocab
+    for start in range(0, vocab, BLOCK):
+        at = start + lane
+        value = tl.load(logits + row * vocab + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        better = value > best
+        best = tl.where(better, value, best)
+        index = tl.where(better, at, index)
+    top = tl.max(best, 0)
+    chosen = tl.min(tl.where(best == top, index, vocab), 0)
+    warmth = tl.load(temperature + row)
+    if warmth > 0:
+        noise_seed = tl.load(seed)
+        best = tl.full([BLOCK], float("-inf"), tl.float32)
+        index = tl.full([BLOCK], 0, tl.int32) + vocab
+        for start in range(0, vocab, BLOCK):
+            at = start + lane
+            value = tl.load(logits + row * vocab + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+            scaled = (value - top) / warmth
+            uniform = tl.maximum(tl.rand(noise_seed, (row * vocab + at).to(tl.int32)), 1e-10)
+            noisy = tl.where(scaled >= log_min_p, scaled - tl.log(-tl.log(uniform)), float("-inf"))
+            better = noisy > best
+            best = tl.where(better, noisy, best)
+            index = tl.where(better, at, index)
+        chosen = tl.min(tl.where(best == tl.max(best, 0), index, vocab), 0)
+    tl.store(out + row, chosen.to(tl.int64))
+
+
+def sample(logits: Tensor, temperature: Tensor, min_p: float, seed: Tensor) -> Tensor:
+    rows, vocab = logits.shape
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    log_min_p = math.log(min_p) if min_p > 0 else -1e30
+    block = min(4096, _power_of_two(vocab))
+    _sample[(rows,)](logits, temperature, seed, out, vocab, log_min_p, BLOCK=block, num_warps=8)
+    return out
+
+
+@_jit
+def _chunk_cross_entropy(
+    base, shift, teacher, labels, base_weight, final_weight, soft, base_loss, final_loss, base_choice, final_choice,
+    vocab, SOFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    start_of_row = row * vocab
+    low = float("-inf")
+    best_base = tl.full([BLOCK], low, tl.float32)
+    best_final = tl.full([BLOCK], low, tl.float32)
+    best_teacher = tl.full([BLOCK], low, tl.float32)
+    sum_base = tl.zeros([BLOCK], tl.float32)
+    sum_final = tl.zeros([BLOCK], tl.float32)
+    sum_teacher = tl.zeros([BLOCK], tl.float32)
+    index_base = tl.zeros([BLOCK], tl.int32)
+    index_final = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, vocab, BLOCK):
+        at = start + lane
+        inside = at < vocab
+        b = tl.load(base + start_of_row + at, mask=inside, other=-1e30).to(tl.float32)
+        f = b + tl.load(shift + start_of_row + at, mask=inside, other=0.0).to(tl.float32)
+        index_base = tl.where(b > best_base, at, index_base)
+        index_final = tl.where(f > best_final, at, index_final)
+        top = tl.maximum(best_base, b)
+        sum_base = sum_base * tl.exp(best_base - top) + tl.exp(b - top)
+        best_base = top
+        top = tl.maximum(best_final, f)
+        sum_final = sum_final * tl.exp(best_final - top) + tl.exp(f - top)
+        best_final = top
+        if SOFT:
+            t = tl.load(teacher + start_of_row + at, mask=inside, other=-1e30).to(tl.float32)
+            top = tl.maximum(best_teacher, t)
+            sum_teacher = sum_teacher * tl.exp(best_teacher - top) + tl.exp(t - top)
+            best_teacher = top
+    top_base = tl.max(best_base, 0)
+    lse_base = top_base + tl.log(tl.sum(sum_base * tl.exp(best_base - top_base), 0))
+    top_final = tl.max(best_final, 0)
+    lse_final = top_final + tl.log(tl.sum(sum_final * tl.exp(best_final - top_final), 0))
+    lse_teacher = 0.0
+    if SOFT:
+        top_teacher = tl.max(best_teacher, 0)
+        lse_teacher = top_teacher + tl.log(tl.sum(sum_teacher * tl.exp(best_teacher - top_teacher), 0))
+    chosen = tl.min(tl.where(best_base == top_base, index_base, vocab), 0)
+    tl.store(base_choice + row, chosen.to(tl.int64))
+    chosen = tl.min(tl.where(best_final == top_final, index_final, vocab), 0)
+    tl.store(final_choice + row, chosen.to(tl.int64))
+
+    label = tl.load(labels + row)
+    weight_base = tl.load(base_weight + row)
+    weight_final = tl.load(final_weight + row)
+    loss_base = tl.zeros([BLOCK], tl.float32)
+    loss_final = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, vocab, BLOCK):
+        at = start + lane
+        inside = at < vocab
+        b = tl.load(base + start_of_row + at, mask=inside, other=-1e30).to(tl.float32)
+        f = b + tl.load(shift + start_of_row + at, mask=inside, other=0.0).to(tl.float32)
+        wanted = tl.where(at == label, 1.0, 0.0)
+        if SOFT:
+            t = tl.load(teacher + start_of_row + at, mask=inside, other=-1e30).to(tl.float32)
+            wanted = (1.0 - soft) * wanted + soft * tl.exp(t - lse_teacher)
+        log_base = b - lse_base
+        log_final = f - lse_final
+        loss_base -= tl.where(wanted > 0, wanted * log_base, 0.0)
+        loss_final -= tl.where(wanted > 0, wanted * log_final, 0.0)
+        grad_final = weight_final * (tl.exp(log_final) - wanted)
+        grad_base = weight_base * (tl.exp(log_base) - wanted) + grad_final
+        tl.store(base + start_of_row + at, grad_base.to(base.dtype.element_ty), mask=inside)
+        tl.store(shift + start_of_row + at, grad_final.to(shift.dtype.element_ty), mask=inside)
+    tl.store(base_loss + row, tl.sum(loss_base, 0))
+    tl.store(final_loss + row, tl.sum(loss_final, 0))
+
+
+def chunk_cross_entropy(
+    base: Tensor,
+    shift: Tensor,
+    teacher: Tensor | None,
+    labels: Tensor,
+    base_weight: Tensor,
+    final_weight: Tensor,
+    soft: float,
+    base_loss: Tensor,
+    final_loss: Tensor,
+    base_choice: Tensor,
+    final_choice: Tensor,
+) -> None:
+    rows, vocab = base.shape
+    _chunk_cross_entropy[(rows,)](
+        base, shift, base if teacher is None else teacher, labels, base_weight, final_weight, soft,
+        base_loss, final_loss, base_choice, final_choice, vocab,
+        SOFT=teacher is not None, BLOCK=min(2048, _power_of_two(vocab)), num_warps=8,
+    )  # fmt: skip
