@@ -1,0 +1,1 @@
+"""Measurements: the demo, generation speed, the workload matrix."""

@@ -1,0 +1,67 @@
+"""The ``knockon`` command: registers the commands and turns errors into one line and an exit code.
+
+Each command is a function in a module of its own in this folder, registered below in the order
+that ``--help`` shows. A command module imports torch, transformers and the rooms that need them
+inside its functions, so that ``--help`` and completion answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from knockon import __version__
+from knockon.cli import doctor, models
+from knockon.errors import KnockonError
+
+app = typer.Typer(
+    name="knockon",
+    help="Serve a language model faster, token for token the same: Domino speculative decoding.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"knockon {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
+        ),
+    ] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
+app.add_typer(models.app, name="models")
+app.command("doctor")(doctor.doctor)
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 2 refused or misused (one line on stderr), 130 Ctrl-C."""
+    try:
+        try:
+            app(prog_name="knockon")
+        finally:
+            # Here rather than at interpreter exit, where a reader that is gone cannot be caught.
+            sys.stdout.flush()
+    except KnockonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader (head, less) has what it wanted; nothing more may be written at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,91 @@
+"""Options that several commands share: the model, the drafter, ranks, sampling."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from knockon.engine.llm import LLM
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Catalogue name, Hugging Face folder, GGUF file or hub id.", show_default=False
+    ),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(help="Drafter made for that model, named likewise. None: no speculation."),
+]
+TpSize = Annotated[int, typer.Option(help="Ranks that share the model, one process each.")]
+Dtype = Annotated[
+    str, typer.Option(help="auto, bfloat16, float16, float32 or float64. See `knockon doctor`.")
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+VerifyWidth = Annotated[
+    int | None,
+    typer.Option(
+        help="Positions verified at a time, 1 to the drafter's block size.", show_default="by device"
+    ),
+]
+PoolSize = Annotated[
+    int,
+    typer.Option(
+        "--speculative-domino-candidate-pool-size",
+        help="Domino's candidate pool K; 0 scores the whole vocabulary.",
+    ),
+]
+Exchange = Annotated[
+    str,
+    typer.Option(
+        "--speculative-domino-exchange",
+        help="How base logits cross ranks: auto, full or compact.",
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(help="Positions a request may reach.", show_default="the model's own limit"),
+]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy; 1 the model's own distribution.")]
+TopP = Annotated[float, typer.Option(help="Keep the most probable tokens of this mass.")]
+TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens this fraction as probable as the best.")]
+Seed = Annotated[
+    int | None, typer.Option(help="Fixes the noise of sampling.", show_default="a fresh one")
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="String that ends the text; may be given several times."),
+]
+
+
+def open_llm(
+    model: str,
+    draft: str | None,
+    tp_size: int,
+    dtype: str,
+    device: str,
+    verify_width: int | None,
+    pool_size: int,
+    exchange: str,
+    max_model_len: int | None,
+    **more: Any,
+) -> LLM:
+    """Load a model as the options say."""
+    from knockon.engine.llm import LLM
+
+    return LLM(
+        model,
+        draft,
+        tp_size,
+        dtype,
+        device=device,
+        verify_width=verify_width,
+        speculative_domino_candidate_pool_size=pool_size,
+        speculative_domino_exchange=exchange,
+        max_model_len=max_model_len,
+        **more,
+    )

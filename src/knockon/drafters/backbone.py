@@ -1,0 +1,188 @@
+"""The DFlash backbone: a few Qwen3 layers that denoise one block against the target's features.
+
+Source: DFlash, arXiv 2602.06036. The context's keys and values come from the target's hidden
+states, the block's from its own rows; how a row finds the keys it may see is the caller's affair
+(pages in the engine, a dense mask in training), so attention is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from knockon.layers.attention import Visibility
+from knockon.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, Shard
+from knockon.layers.norm import RMSNorm
+from knockon.layers.rotary import RopeConfig, apply_rotary
+from knockon.parallel import Group, HeadShard, deal
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""``(layer, q [B,L,heads,D], k [B,L,kv_heads,D], v [B,L,kv_heads,D]) -> [B,L,heads*D]``."""
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """Sizes of the backbone.
+
+    Attributes:
+        feature_size: width of the concatenated target features, ``len(target_layer_ids) * H``.
+        visibility: what a block row sees, one entry a layer.
+    """
+
+    hidden_size: int
+    feature_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_positions: int
+    visibility: tuple[Visibility, ...]
+
+    @property
+    def num_layers(self) -> int:
+        """Number of draft layers."""
+        return len(self.visibility)
+
+
+class DraftLayer(nn.Module):
+    """One Qwen3 layer: norm, attention with per-head q/k norms, norm, gated MLP."""
+
+    def __init__(self, config: BackboneConfig, dtype: torch.dtype, group: Group) -> None:
+        super().__init__()
+        heads = HeadShard.deal(config.num_heads, config.num_kv_heads, group.size, group.rank)
+        dim, eps = config.head_dim, config.rms_norm_eps
+        self.heads, self.kv_heads, self.head_dim = heads.head_count, heads.kv_count, dim
+        kv = Shard(config.num_kv_heads * dim, heads.kv_start * dim, heads.kv_count * dim)
+        q = Shard(config.num_heads * dim, heads.head_start * dim, heads.head_count * dim)
+        mlp = Shard(
+            config.intermediate_size, *deal(config.intermediate_size, group.size, group.rank)
+        )
+        hidden = config.hidden_size
+        self.input_norm = RMSNorm(hidden, eps, dtype)
+        self.qkv = ColumnParallelLinear(hidden, {"q": q, "k": kv, "v": kv}, False, dtype)
+        self.q_norm = RMSNorm(dim, eps, dtype)
+        self.k_norm = RMSNorm(dim, eps, dtype)
+        self.o = RowParallelLinear(q, hidden, dtype, group)
+        self.post_norm = RMSNorm(hidden, eps, dtype)
+        self.gate_up = ColumnParallelLinear(hidden, {"gate": mlp, "up": mlp}, False, dtype)
+        self.down = RowParallelLinear(mlp, hidden, dtype, group)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+        """``x [B, L, H]`` to ``[B, L, H]``."""
+        batch, rows, _ = x.shape
+        q, k, v = self.qkv(self.input_norm(x)).split(self.qkv.sizes, dim=-1)
+        q = self.q_norm(q.reshape(batch, rows, self.heads, self.head_dim))
+        k = self.k_norm(k.reshape(batch, rows, self.kv_heads, self.head_dim))
+        v = v.reshape(batch, rows, self.kv_heads, self.head_dim)
+        out = attend(layer, apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v)
+        x = x + self.o(out)
+        gate, up = self.gate_up(self.post_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+    def context_weight(self) -> Tensor:
+        """The rows of the fused projection that make keys and values: ``[2 * kv * D, H]``."""
+        return self.qkv.weight[self.heads * self.head_dim :]
+
+    def loaders(self) -> dict[str, Callable[[Tensor], None]]:
+        """Checkpoint name (within the layer) to the function that takes its full tensor."""
+        return {
+            "self_attn.q_proj.weight": lambda w: self.qkv.load(w, "q"),
+            "self_attn.k_proj.weight": lambda w: self.qkv.load(w, "k"),
+            "self_attn.v_proj.weight": lambda w: self.qkv.load(w, "v"),
+            "self_attn.o_proj.weight": self.o.load,
+            "self_attn.q_norm.weight": self.q_norm.load,
+            "self_attn.k_norm.weight": self.k_norm.load,
+            "mlp.gate_proj.weight": lambda w: self.gate_up.load(w, "gate"),
+            "mlp.up_proj.weight": lambda w: self.gate_up.load(w, "up"),
+            "mlp.down_proj.weight": self.down.load,
+            "input_layernorm.weight": self.input_norm.load,
+            "post_attention_layernorm.weight": self.post_norm.load,
+        }
+
+
+class DFlashBackbone(nn.Module):
+    """``fc``, ``hidden_norm``, the draft layers and the final ``norm``.
+
+    The features of a verified token depend on nothing in a block, so :meth:`context_kv` is called
+    once per verified token and its result is cached by the caller.
+    """
+
+    def __init__(self, config: BackboneConfig, dtype: torch.dtype, group: Group) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = ReplicatedLinear(config.feature_size, config.hidden_size, False, dtype)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.layers = nn.ModuleList(
+            DraftLayer(config, dtype, group) for _ in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self._fused: ReplicatedLinear | None = None
+        self._fused_k_norm: Tensor | None = None
+
+    def context_kv(self, features: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values that every draft layer takes from verified tokens.
+
+        Args:
+            features: ``[B, T, feature_size]``, the target's hidden states at those tokens.
+            cos, sin: rotary tables at the tokens' true positions.
+
+        Returns:
+            ``k, v`` of ``[B, T, layers, kv_heads, head_dim]``; keys normed and rotated.
+        """
+        c = self.hidden_norm(self.fc(features))
+        if self._fused is not None:
+            projected, k_norm = self._fused(c), self._fused_k_norm
+        else:
+            weight, k_norm = self._stack()
+            projected = F.linear(c, weight)
+        first = self.layers[0]
+        n = len(self.layers)
+        shape = (*c.shape[:2], n, 2, first.kv_heads, first.head_dim)
+        k, v = projected.view(shape).unbind(3)
+        eps = self.config.rms_norm_eps
+        k = F.rms_norm(k, (first.head_dim,), None, eps) * k_norm
+        k = apply_rotary(k.flatten(2, 3), cos, sin).view(v.shape)
+        return k, v
+
+    def _stack(self) -> tuple[Tensor, Tensor]:
+        """All layers' key and value projections as one weight, and their key norms."""
+        weight = torch.cat([layer.context_weight() for layer in self.layers])
+        k_norm = torch.stack([layer.k_norm.weight for layer in self.layers]).unsqueeze(1)
+        return weight, k_norm
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """The block's embeddings ``x [B, L, H]`` to ``Z [B, L, H]``."""
+        for index, layer in enumerate(self.layers):
+            x = layer(x, cos, sin, index, attend)
+        return self.norm(x)
+
+    def prepare(self) -> None:
+        """Make ready for inference: fuse the context projections and repack weights for the CPU.
+
+        The fused copy costs ``layers * 2 * kv_heads * head_dim * H`` elements.
+        """
+        weight, k_norm = self._stack()
+        self._fused = ReplicatedLinear(weight.shape[1], weight.shape[0], False, weight.dtype)
+        self._fused.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self._fused_k_norm = k_norm.detach()
+        for module in self.modules():
+            if isinstance(module, ReplicatedLinear):
+                module.pack()
+
+    def loaders(self) -> dict[str, Callable[[Tensor], None]]:
+        """Checkpoint name (spec's "Checkpoint format") to the function that takes its tensor."""
+        found: dict[str, Callable[[Tensor], None]] = {
+            "fc.weight": self.fc.load,
+            "hidden_norm.weight": self.hidden_norm.load,
+            "norm.weight": self.norm.load,
+        }
+        for index, layer in enumerate(self.layers):
+            for name, load in layer.loaders().items():
+                found[f"layers.{index}.{name}"] = load
+        return found

@@ -1,0 +1,67 @@
+"""What the engine asks of a drafter: two calls, and a few facts about what it needs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from knockon.layers.attention import BlockPlan
+
+
+class KVShape(NamedTuple):
+    """The draft KV of one rank: ``layers`` pairs of ``[slots, kv_heads, head_dim]``."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+class Drafter(Protocol):
+    """Turns verified state into proposals.
+
+    Attributes:
+        name: as configured, e.g. ``"domino"``.
+        feature_layers: target layers whose hidden states :meth:`observe` wants.
+        block_size: rows that :meth:`propose` writes to pages past the verified length.
+        max_positions: positions that its rotary table covers.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def kv_shape(self) -> KVShape: ...
+
+    def bind_kv(self, num_slots: int) -> None:
+        """Allocate draft KV for that many slots, indexed as the target's are."""
+        ...
+
+    def observe(self, features: Tensor, tokens: Tensor, plan: BlockPlan) -> None:
+        """Write the draft KV of rows that the target has just run.
+
+        Args:
+            features: ``[B, T, len(feature_layers) * H]``.
+            tokens: ``[B, T]`` int64, the tokens of those rows.
+            plan: the positions and slots of that forward.
+        """
+        ...
+
+    def propose(self, bonus: Tensor, plan: BlockPlan, steps: int) -> Tensor:
+        """Up to ``block_size - 1`` tokens to follow ``bonus``.
+
+        Args:
+            bonus: ``[B]`` int64, the token at each request's position ``n``.
+            plan: the block's rows at ``n .. n + block_size - 1``.
+            steps: proposals wanted.
+
+        Returns:
+            ``[B, steps]`` int64, equal on all ranks.
+        """
+        ...

@@ -1,0 +1,136 @@
+"""Load a published drafter onto its target, strictly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knockon.drafters.backbone import DFlashBackbone
+from knockon.drafters.base import Drafter
+from knockon.drafters.config import DominoConfig, DraftConfig, parse_draft_config
+from knockon.drafters.dflash import DFlashDrafter
+from knockon.drafters.domino import DominoDrafter
+from knockon.errors import Refused
+from knockon.layers.attention import AttentionBackend
+from knockon.models.safetensors_source import SafetensorsFolder
+from knockon.models.strict import load_strictly
+from knockon.models.target import Target
+from knockon.rollout import DominoHead, DominoRollout
+
+# Publishers prefix everything with "model.", or put the head under "logit_head.".
+_CONTAINERS = ("model.", "logit_head.")
+_BORROWED = ("embed_tokens.weight", "lm_head.weight")
+
+
+def read_draft_config(path: Path) -> DraftConfig:
+    """Parse ``config.json`` of a drafter folder.
+
+    Raises:
+        Refused: no such file, or a configuration that :func:`parse_draft_config` refuses.
+    """
+    file = path / "config.json"
+    if not file.is_file():
+        raise Refused("draft", str(path), "a folder with config.json and *.safetensors")
+    try:
+        raw = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise Refused(f"{file}", str(error), "valid JSON") from None
+    return parse_draft_config(raw)
+
+
+def load_drafter(
+    path: Path,
+    target: Target,
+    backend: AttentionBackend,
+    max_positions: int,
+    pool_size: int = 2048,
+    exchange: str = "auto",
+) -> Drafter:
+    """Load the drafter in ``path`` for ``target``.
+
+    Args:
+        max_positions: positions that requests may reach (``max_model_len``).
+        pool_size: Domino's candidate pool ``K``; 0 scores the whole vocabulary.
+        exchange: ``"auto"``, ``"full"`` or ``"compact"``.
+
+    Raises:
+        Refused: a configuration or weights that do not fit the format or the target.
+    """
+    config = read_draft_config(path)
+    config.check_target(target.config)
+    config.check_context(max_positions)
+    source = SafetensorsFolder(path)
+    own = sorted(n for n in source.names() if n.endswith(_BORROWED))
+    if own:
+        raise Refused(
+            f"{source.describe()}: weights", own, "none of these: a drafter borrows the target's"
+        )
+    backbone = DFlashBackbone(config.backbone, target.dtype, target.group)
+    loaders: dict[str, Callable[[Tensor], None]] = dict(backbone.loaders())
+    head: dict[str, Tensor] = {}
+    if config.domino is not None:
+        shapes = head_shapes(config.domino, config.backbone.hidden_size, config.vocab_size)
+        for name, shape in shapes.items():
+            loaders[name] = _taker(head, name, shape, target.dtype)
+    load_strictly(source, loaders, prefixes=_CONTAINERS)
+    backbone.to(target.device)
+    backbone.prepare()
+    drafter = DFlashDrafter(config, backbone, target, backend, max_positions)
+    if config.domino is None:
+        return drafter
+    domino_head = DominoHead(
+        gru_input=head["prefix_gru.weight_ih_l0"].to(target.device),
+        gru_state=head["prefix_gru.weight_hh_l0"].to(target.device),
+        correction_in=head["embed_proj.0.weight"].to(target.device),
+        correction_out=head["embed_proj.2.weight"].to(target.device),
+        prefix_len=config.domino.prefix_len,
+        shift_label=config.domino.shift_label,
+    )
+    rollout = DominoRollout(
+        domino_head,
+        target.embedding.weight,
+        target.lm_head.local,
+        target.vocab_shard,
+        target.group,
+        pool_size=pool_size,
+        exchange=exchange,
+    )
+    return DominoDrafter(drafter, rollout)
+
+
+def head_shapes(domino: DominoConfig, hidden: int, vocab: int) -> dict[str, tuple[int, int]]:
+    """The Domino head's weights and their shapes (spec page, "Checkpoint format")."""
+    gru, correction = domino.gru_size, domino.correction_size
+    return {
+        "prefix_gru.weight_ih_l0": (3 * gru, hidden),
+        "prefix_gru.weight_hh_l0": (3 * gru, gru),
+        "embed_proj.0.weight": (correction, hidden + gru),
+        "embed_proj.2.weight": (vocab, correction),
+    }
+
+
+def _taker(
+    into: dict[str, Tensor], name: str, shape: tuple[int, int], dtype: torch.dtype
+) -> Callable[[Tensor], None]:
+    def take(full: Tensor) -> None:
+        if tuple(full.shape) != shape:
+            raise Refused("shape", tuple(full.shape), f"{shape}")
+        into[name] = full.to(dtype)
+
+    return take
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What a drafter folder is, for listings: projector, block size, layers, target layers."""
+    config = read_draft_config(path)
+    return {
+        "projector": "domino" if config.domino is not None else "dflash",
+        "block_size": config.block_size,
+        "layers": config.backbone.num_layers,
+        "target_layer_ids": list(config.target_layer_ids),
+    }

@@ -1,0 +1,53 @@
+"""What is used when nothing is asked for, and why: pure functions of the hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from knockon.engine.hardware import Hardware
+
+_FAST_BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value and the reason for it, as a phrase."""
+
+    value: str
+    why: str
+
+
+def choose_device(hardware: Hardware) -> Choice:
+    """``cuda`` or ``cpu``."""
+    if hardware.gpus:
+        return Choice("cuda", f"{len(hardware.gpus)} x {hardware.gpus[0].name}")
+    return Choice("cpu", "torch sees no CUDA device")
+
+
+def choose_dtype(hardware: Hardware) -> Choice:
+    """``bfloat16`` where the device multiplies it natively, else ``float32``.
+
+    Decoding reads every weight once a step, so half the bytes is up to twice the speed; without
+    native instructions the conversion eats that up.
+    """
+    if hardware.gpus:
+        major, minor = hardware.gpus[0].capability
+        if major >= 8:
+            return Choice("bfloat16", f"compute capability {major}.{minor} multiplies it natively")
+        return Choice("float32", f"compute capability {major}.{minor} has no native bfloat16")
+    native = [flag for flag in _FAST_BF16_FLAGS if flag in hardware.cpu_flags]
+    if native:
+        return Choice("bfloat16", f"the CPU has {native[0]}: half the bytes to read per token")
+    return Choice("float32", f"the CPU has none of {', '.join(_FAST_BF16_FLAGS)}")
+
+
+def choose_attention(hardware: Hardware) -> Choice:
+    """The attention backend's name."""
+    return Choice("sdpa", "PyTorch's own kernels, which run on every device")
+
+
+def choose_distributed(hardware: Hardware) -> Choice:
+    """The ``torch.distributed`` backend between ranks."""
+    if hardware.gpus:
+        return Choice("nccl", "ranks on CUDA devices")
+    return Choice("gloo", "ranks on CPUs")

@@ -1,0 +1,59 @@
+"""How many KV pages the memory given holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from knockon.errors import Refused
+
+
+@dataclass(frozen=True)
+class KVBudget:
+    """KV pages of one rank and the context they leave room for.
+
+    Attributes:
+        num_pages: pages in all, the null page included.
+        max_length: positions that a request may reach.
+        bytes: what target and draft KV take together on this rank.
+    """
+
+    num_pages: int
+    max_length: int
+    bytes: int
+
+
+def plan_kv(
+    memory: int,
+    bytes_per_position: int,
+    page_size: int,
+    max_batch_size: int,
+    block_rows: int,
+    context_limit: int,
+    asked_length: int | None,
+) -> KVBudget:
+    """Share out ``memory`` bytes of this rank.
+
+    Args:
+        bytes_per_position: target and draft KV of one position on this rank.
+        block_rows: positions that a step may write past a request's length.
+        context_limit: what the model was made for.
+        asked_length: ``max_model_len`` as asked for.
+
+    Raises:
+        Refused: a ``max_model_len`` above the model's limit, or more than the memory holds.
+    """
+    if asked_length is not None and asked_length > context_limit:
+        raise Refused("max_model_len", asked_length, f"at most the model's {context_limit}")
+    affordable = memory // (bytes_per_position * page_size)
+    wanted = asked_length or context_limit
+    full = max_batch_size * -(-(wanted + block_rows) // page_size) + 1
+    num_pages = min(affordable, full)
+    room = (num_pages - 1) * page_size - block_rows
+    if room < 2 or (asked_length is not None and room < asked_length):
+        raise Refused(
+            "kv_memory",
+            memory,
+            f"at least {bytes_per_position * (wanted + block_rows + 2 * page_size)} bytes a rank "
+            f"for a context of {wanted} positions",
+        )
+    return KVBudget(num_pages, min(wanted, room), num_pages * page_size * bytes_per_position)

@@ -1,0 +1,124 @@
+"""Runs forwards: the one place where requests become tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from knockon.drafters.base import Drafter
+from knockon.engine.request import Request
+from knockon.engine.sampling import SamplingBatch, SamplingRequest, sample
+from knockon.engine.scheduler import PrefillChunk
+from knockon.engine.speculate import DecodeState, Engines, speculative_step
+from knockon.engine.verify import Accepted, accept
+from knockon.layers.attention import NULL_PAGE, PagedKV, plan_block
+from knockon.models.target import Target
+
+
+class FirstToken(NamedTuple):
+    """The token after a prompt, as :class:`Accepted` of width 1, and the logits ``[1, 1, V]``."""
+
+    accepted: Accepted
+    logits: Tensor
+
+
+class ModelRunner:
+    """Owns the KV of target and drafter and the state of the decoding batch.
+
+    Args:
+        target, drafter: loaded, on one device.
+        num_pages: KV pages, the null page included.
+        page_size: positions a page.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        num_pages: int,
+        page_size: int,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.page_size = page_size
+        slots = num_pages * page_size
+        kv = [
+            PagedKV.allocate(slots, *target.kv_shape[1:], target.dtype, target.device)
+            for _ in range(target.config.num_layers)
+        ]
+        if drafter is not None:
+            drafter.bind_kv(slots)
+        self._engines = Engines(target, drafter, kv, target.group, page_size)
+        self._batch: tuple[tuple[str, int], ...] = ()
+        self._sampling: SamplingBatch | None = None
+
+    @torch.inference_mode()
+    def prefill(self, chunk: PrefillChunk) -> FirstToken | None:
+        """Run one chunk; writes target and draft KV.
+
+        Returns:
+            The first token, if this chunk completes the prompt of a request that has none yet.
+        """
+        request = chunk.request
+        end = chunk.start + chunk.count
+        tokens = torch.tensor([request.tokens[chunk.start : end]], device=self.target.device)
+        plan = plan_block(
+            self._page_table([request]),
+            self.page_size,
+            torch.tensor([chunk.start], device=self.target.device),
+            chunk.count,
+            end,
+            exact=True,
+        )
+        layers = self.drafter.feature_layers if self.drafter is not None else ()
+        output = self.target(tokens, plan, self._engines.kv, layers)
+        if self.drafter is not None and output.features is not None:
+            self.drafter.observe(output.features, tokens, plan)
+        if not chunk.last or len(request.tokens) > len(request.prompt):
+            return None
+        logits = self.target.logits(output.hidden[:, -1:])
+        sampling = self._build_sampling([request])
+        nothing = tokens.new_empty((1, 0))
+        drawn = sample(logits, nothing, plan.positions[:, -1:] + 1, sampling)
+        self.target.group.broadcast(drawn)
+        return FirstToken(accept(nothing, drawn), logits)
+
+    @torch.inference_mode()
+    def decode(self, requests: Sequence[Request], width: int) -> tuple[Accepted, Tensor]:
+        """One speculative step for the batch: what was accepted, and the logits ``[B, w, V]``."""
+        device = self.target.device
+        lengths = [request.length for request in requests]
+        state = DecodeState(
+            page_table=self._page_table(requests),
+            lengths=torch.tensor(lengths, device=device),
+            bonus=torch.tensor([request.tokens[-1] for request in requests], device=device),
+            context=max(lengths),
+            exact=min(lengths) == max(lengths),
+        )
+        # Counts of penalised tokens are carried on; whatever else happened makes them afresh.
+        batch = tuple((request.id, len(request.tokens)) for request in requests)
+        if self._sampling is None or batch != self._batch:
+            self._sampling = self._build_sampling(requests)
+        accepted, logits = speculative_step(self._engines, state, self._sampling, width)
+        self._sampling.record(accepted.tokens, accepted.lengths)
+        self._batch = tuple(
+            (request.id, len(request.tokens) + gained)
+            for request, gained in zip(requests, accepted.lengths.tolist(), strict=True)
+        )
+        return accepted, logits
+
+    def _build_sampling(self, requests: Sequence[Request]) -> SamplingBatch:
+        return SamplingBatch.build(
+            [SamplingRequest(r.params, r.seed, r.prompt, r.output, r.bad_words) for r in requests],
+            self.target.config.vocab_size,
+            self.target.device,
+        )
+
+    def _page_table(self, requests: Sequence[Request]) -> Tensor:
+        """``[B, P]``, as wide as the longest request here needs, the rest the null page."""
+        width = max(len(request.pages) for request in requests)
+        rows = [request.pages + [NULL_PAGE] * (width - len(request.pages)) for request in requests]
+        return torch.tensor(rows, device=self.target.device)

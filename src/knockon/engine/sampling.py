@@ -1,0 +1,233 @@
+"""Drawing the target's token at every row of a verified block.
+
+The order is the field's: repetition penalty, frequency and presence penalty, bad words,
+temperature, top-k, top-p, min-p; then the Gumbel-max trick. No tensor is read by the host and no
+shape depends on data, so the whole can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from knockon.engine.bad_words import BadWords
+from knockon.engine.filters import filter_logits, temper
+from knockon.engine.noise import exponential, row_keys
+from knockon.engine.penalties import Penalties
+from knockon.engine.sampling_params import SamplingParams
+
+# Logits handled at once: on a CPU what fits its cache, on a GPU what bounds the temporaries
+# (about 10 times 4 bytes of each).
+_CHUNK_CPU = 1 << 18
+_CHUNK_GPU = 1 << 26
+
+
+class SamplingRequest(NamedTuple):
+    """One request's part of a batch.
+
+    Attributes:
+        params: what it asked for.
+        seed: its ``params.seed``, or the one drawn for it when it arrived (``fresh_seed``).
+        prompt_ids: its prompt.
+        output_ids: every token it has emitted, the bonus token (verify row 0's input) included.
+        bad_words: the token sequences of ``params.bad_words`` (``bad_word_tokens``).
+    """
+
+    params: SamplingParams
+    seed: int
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
+    bad_words: Sequence[Sequence[int]] = ()
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """The sampling state of ``B`` requests, on the device; remade when the batch changes.
+
+    Attributes:
+        seed: int64 ``[B]``.
+        temperature: float32 ``[B]``, 0 for greedy.
+        top_k: int64 ``[B]``, 0 for off.
+        top_p: float32 ``[B]``, ``inf`` for off.
+        log_min_p: float32 ``[B]``, ``-inf`` for off.
+        penalties: counts of the penalised requests, ``None`` without any.
+        bad_words: banned sequences, ``None`` without any.
+        all_greedy: known to the host, as are the next four; they choose what is computed.
+        max_top_k: largest ``top_k``.
+        any_top_p: whether top-p is on for any request.
+        any_min_p: whether min-p is on for any request.
+        top_p_within_top_k: whether top-k is on wherever top-p is.
+    """
+
+    seed: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    log_min_p: Tensor
+    penalties: Penalties | None
+    bad_words: BadWords | None
+    all_greedy: bool
+    max_top_k: int
+    any_top_p: bool
+    any_min_p: bool
+    top_p_within_top_k: bool
+
+    @classmethod
+    def build(
+        cls,
+        requests: Sequence[SamplingRequest],
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+    ) -> SamplingBatch:
+        """Gathers the requests, in batch order. Filters of greedy requests change nothing: off."""
+        device = torch.device(device)
+        params = [request.params for request in requests]
+        top_k = [0 if p.greedy or p.top_k >= vocab_size else p.top_k for p in params]
+        top_p = [math.inf if p.greedy or p.top_p >= 1 else p.top_p for p in params]
+        log_min_p = [-math.inf if p.greedy or p.min_p == 0 else math.log(p.min_p) for p in params]
+
+        penalised = [b for b, p in enumerate(params) if p.penalised]
+        penalties = None
+        if penalised:
+            penalties = Penalties.build(
+                penalised,
+                [requests[b].prompt_ids for b in penalised],
+                [requests[b].output_ids for b in penalised],
+                [
+                    (p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
+                    for p in params
+                    if p.penalised
+                ],
+                vocab_size,
+                device,
+            )
+
+        def tensor(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        return cls(
+            seed=tensor([request.seed for request in requests], torch.int64),
+            temperature=tensor(
+                [0.0 if p.greedy else max(p.temperature, 1e-30) for p in params], torch.float32
+            ),
+            top_k=tensor(top_k, torch.int64),
+            top_p=tensor(top_p, torch.float32),
+            log_min_p=tensor(log_min_p, torch.float32),
+            penalties=penalties,
+            bad_words=BadWords.build(
+                [request.bad_words for request in requests],
+                [request.output_ids for request in requests],
+                vocab_size,
+                device,
+            ),
+            all_greedy=all(p.greedy for p in params),
+            max_top_k=max(top_k, default=0),
+            any_top_p=any(p != math.inf for p in top_p),
+            any_min_p=any(p != -math.inf for p in log_min_p),
+            top_p_within_top_k=all(
+                k > 0 for k, p in zip(top_k, top_p, strict=True) if p != math.inf
+            ),
+        )
+
+    def record(self, tokens: Tensor, kept: Tensor) -> None:
+        """Counts emitted tokens, in place.
+
+        Args:
+            tokens: int64 ``[B, w]``, as ``Accepted.tokens``.
+            kept: int64 ``[B]``, how many of each row were emitted, as ``Accepted.lengths``.
+        """
+        if self.penalties is not None:
+            self.penalties.record(tokens, kept)
+        if self.bad_words is not None:
+            self.bad_words.record(tokens, kept)
+
+
+def argmax_lowest(values: Tensor) -> Tensor:
+    """Argmax over the last dimension: exact ties to the lowest id, NaN below everything.
+
+    ``torch.argmax`` promises no order among ties and takes NaN for the maximum. ``-0.0`` equals
+    ``0.0``. A row of only ``-inf`` and NaN gives 0.
+
+    Returns:
+        int64, without the last dimension.
+    """
+    values = values.masked_fill(values.isnan(), -torch.inf)
+    ids = torch.arange(values.shape[-1], dtype=torch.int32, device=values.device)
+    is_best = values == values.amax(-1, keepdim=True)
+    return torch.where(is_best, ids, values.shape[-1]).amin(-1).long()
+
+
+def sample(logits: Tensor, proposals: Tensor, positions: Tensor, batch: SamplingBatch) -> Tensor:
+    """Draws one token at every row from the target's processed distribution.
+
+    Args:
+        logits: float ``[B, w, V]``; row ``i`` follows the output so far and ``d_0 … d_{i-1}``.
+        proposals: int64 ``[B, w-1]``, the ``d``.
+        positions: int64 ``[B, w]``, the absolute position at which each drawn token will stand.
+        batch: what the requests asked for.
+
+    Returns:
+        int64 ``[B, w]``. Row ``i`` is right if all of ``d_0 … d_{i-1}`` are accepted, and is to
+        be ignored otherwise (see :func:`knockon.engine.verify.accept`).
+    """
+    vocab_size = logits.shape[-1]
+    if batch.penalties is not None or batch.bad_words is not None:
+        logits = logits.to(torch.float32, copy=True)
+        if batch.penalties is not None:
+            batch.penalties.apply_(logits, proposals)
+        if batch.bad_words is not None:
+            batch.bad_words.apply_(logits, proposals)
+    rows = logits.reshape(-1, vocab_size)
+    budget = _CHUNK_GPU if logits.is_cuda else _CHUNK_CPU
+    size = max(1, budget // vocab_size)
+    if batch.all_greedy:
+        return torch.cat([argmax_lowest(part) for part in rows.split(size)]).view(positions.shape)
+
+    def per_row(values: Tensor) -> Sequence[Tensor]:
+        return values[:, None].expand(positions.shape).reshape(-1).split(size)
+
+    keys = row_keys(batch.seed[:, None], positions).reshape(-1)
+    drawn = [
+        _draw(part, key, temperature, top_k, top_p, log_min_p, batch)
+        for part, key, temperature, top_k, top_p, log_min_p in zip(
+            rows.split(size),
+            keys.split(size),
+            per_row(batch.temperature),
+            per_row(batch.top_k),
+            per_row(batch.top_p),
+            per_row(batch.log_min_p),
+            strict=True,
+        )
+    ]
+    return torch.cat(drawn).view(positions.shape)
+
+
+def _draw(
+    logits: Tensor,
+    keys: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    log_min_p: Tensor,
+    batch: SamplingBatch,
+) -> Tensor:
+    """Gumbel-max over rows of ``[N, V]``: argmax of ``logits - log E``, E unit exponentials."""
+    x = temper(logits.float().masked_fill(logits.isnan(), -torch.inf), temperature)
+    x = filter_logits(
+        x,
+        top_k,
+        top_p,
+        log_min_p,
+        max_top_k=batch.max_top_k,
+        any_top_p=batch.any_top_p,
+        any_min_p=batch.any_min_p,
+        top_p_within_top_k=batch.top_p_within_top_k,
+    )
+    noise = exponential(keys, logits.shape[-1]).log_()
+    noise.masked_fill_((temperature == 0)[:, None], 0.0)
+    return argmax_lowest(x - noise)

@@ -1,0 +1,176 @@
+"""Continuous batching: who is prefilled and who decodes in the next engine step.
+
+First come, first served. A request is admitted once the pages of its whole prefix are there; when
+a decode step needs pages that are not, the youngest request gives all of its own back and is
+computed again later, so the oldest always advances and nothing can deadlock: a request that could
+not finish alone is refused when it arrives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from knockon.engine.pages import PagePool
+from knockon.engine.request import Phase, Request
+from knockon.errors import Refused
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """Positions ``[start, start + count)`` of a request, to be run in this step."""
+
+    request: Request
+    start: int
+    count: int
+
+    @property
+    def last(self) -> bool:
+        """Whether the prefix is complete after this chunk."""
+        return self.start + self.count == self.request.prefill_end
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the engine does next: the prefill chunks first, then one decode step for the batch."""
+
+    prefill: list[PrefillChunk]
+    decode: list[Request]
+
+
+class Scheduler:
+    """Decides; it never touches a tensor.
+
+    Args:
+        pool: the KV pages.
+        max_batch_size: requests in prefill or decode at once.
+        prefill_chunk: prompt tokens run in one step, over all requests.
+        block_rows: positions that a decode step may write past a request's length: the larger of
+            the verify width and the drafter's block.
+        max_length: positions that a request may reach, prompt and output.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        max_batch_size: int,
+        prefill_chunk: int,
+        block_rows: int,
+        max_length: int,
+    ) -> None:
+        self.pool = pool
+        self.max_batch_size = max_batch_size
+        self.prefill_chunk = prefill_chunk
+        self.block_rows = block_rows
+        self.max_length = max_length
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # oldest first
+        self._slots = list(range(max_batch_size - 1, -1, -1))
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            Refused: a prompt that leaves no room for a token, or one that the pages could not hold
+                even with no other request running.
+        """
+        prompt, cap = len(request.prompt), request.params.max_tokens
+        if prompt >= self.max_length:
+            raise Refused(
+                "prompt length", prompt, f"at most {self.max_length - 1} tokens of the context"
+            )
+        positions = min(prompt + cap, self.max_length) + self.block_rows
+        needed = self.pool.pages_for(positions)
+        if needed > self.pool.usable:
+            raise Refused(
+                "prompt length + max_tokens",
+                prompt + cap,
+                f"at most {self.pool.usable * self.pool.page_size - self.block_rows} positions "
+                "of KV memory",
+                "Lower max_tokens or raise kv_memory.",
+            )
+        self.waiting.append(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """Take a request out, wherever it stands; ``None`` if it is not here any more."""
+        for request in [*self.waiting, *self.running]:
+            if request.id == request_id:
+                self.finish(request)
+                return request
+        return None
+
+    def finish(self, request: Request) -> None:
+        """Give back what a request holds."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            self._stop(request)
+        request.phase = Phase.FINISHED
+
+    def schedule(self) -> Step:
+        """Choose the next step's work and reserve its pages."""
+        self._reserve_blocks()
+        self._admit()
+        budget = self.prefill_chunk
+        chunks: list[PrefillChunk] = []
+        for request in self.running:
+            if request.phase is Phase.PREFILL and budget:
+                count = min(budget, request.prefill_end - request.length)
+                chunks.append(PrefillChunk(request, request.length, count))
+                budget -= count
+        return Step(chunks, [r for r in self.running if r.phase is Phase.DECODE])
+
+    def _admit(self) -> None:
+        while self.waiting and self._slots:
+            request = self.waiting[0]
+            cached = self.pool.match(request.tokens[: len(request.tokens) - 1])
+            needed = self.pool.pages_for(request.prefill_end + self.block_rows) - len(cached)
+            # Every running request may need a page soon: admitting into those would only preempt.
+            reserve = len(self.running)
+            fits = needed + reserve <= self.pool.available
+            pages = self.pool.allocate(needed) if fits else None
+            if pages is None:
+                self.pool.release(cached)
+                return
+            self.waiting.popleft()
+            request.pages = cached + pages
+            request.length = len(cached) * self.pool.page_size
+            request.cached_tokens = max(request.cached_tokens, request.length)
+            request.registered = len(cached)
+            request.slot = self._slots.pop()
+            request.phase = Phase.PREFILL
+            if request.length == request.prefill_end:
+                request.phase = Phase.DECODE
+            self.running.append(request)
+
+    def _reserve_blocks(self) -> None:
+        """Give every decoding request the pages of its next block, preempting the youngest."""
+        for request in list(self.running):
+            if request.phase is not Phase.DECODE:
+                continue
+            missing = self.pool.pages_for(request.length + self.block_rows) - len(request.pages)
+            while missing > 0 and request.phase is Phase.DECODE:
+                pages = self.pool.allocate(missing)
+                if pages is not None:
+                    request.pages += pages
+                    break
+                self._preempt(self.running[-1])
+
+    def _preempt(self, request: Request) -> None:
+        self._stop(request)
+        request.phase = Phase.WAITING
+        request.preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _stop(self, request: Request) -> None:
+        self.running.remove(request)
+        self.pool.release(request.pages)
+        self._slots.append(request.slot)
+        request.pages = []
+        request.length = request.registered = 0
+        request.slot = -1

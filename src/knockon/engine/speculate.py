@@ -1,0 +1,127 @@
+"""One speculative step, as the five steps of the specification: draft, propose, verify, accept, commit.
+
+Nothing here reads a value back to the host, so that the whole bracket can be captured as one graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knockon.drafters.base import Drafter
+from knockon.engine.sampling import SamplingBatch, sample
+from knockon.engine.verify import Accepted, accept
+from knockon.layers.attention import BlockPlan, PagedKV, plan_block
+from knockon.models.target import Target
+from knockon.parallel import Group
+
+
+@dataclass
+class DecodeState:
+    """The requests of a decode step, on the device.
+
+    Attributes:
+        page_table: ``[B, P]`` int64.
+        lengths: ``[B]`` int64, ``n``: verified tokens whose KV is written.
+        bonus: ``[B]`` int64, the token at position ``n``, chosen but not yet run.
+        context: host-known bound on ``lengths``.
+        exact: the host knows that every length equals ``context``.
+    """
+
+    page_table: Tensor
+    lengths: Tensor
+    bonus: Tensor
+    context: int
+    exact: bool
+
+    def plan(self, rows: int, page_size: int) -> BlockPlan:
+        """Rows at positions ``n .. n + rows - 1``."""
+        return plan_block(
+            self.page_table,
+            page_size,
+            self.lengths,
+            rows,
+            self.context + rows,
+            exact=self.exact,
+        )
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The target, the drafter (or none) and their KV, as a step uses them."""
+
+    target: Target
+    drafter: Drafter | None
+    kv: list[PagedKV]
+    group: Group
+    page_size: int
+
+
+def speculative_step(
+    engines: Engines, state: DecodeState, sampling: SamplingBatch, width: int
+) -> tuple[Accepted, Tensor]:
+    """Propose ``width - 1`` tokens per request, verify them and commit what the target agrees with.
+
+    Args:
+        width: the verify width ``w``; 1 decodes without speculation.
+
+    Returns:
+        What was accepted, and the target's logits ``[B, w, V]`` at the verified rows.
+    """
+    proposals = propose(engines, state, width - 1)
+    plan = state.plan(width, engines.page_size)
+    logits, features = verify(engines, state, proposals, plan)
+    drawn = sample(logits, proposals, plan.positions + 1, sampling)
+    accepted = agree(accept(proposals, drawn), engines.group)
+    commit(engines, state, proposals, features, plan, accepted)
+    return accepted, logits
+
+
+def propose(engines: Engines, state: DecodeState, steps: int) -> Tensor:
+    """Draft one block and turn it into proposals ``[B, steps]``."""
+    if steps == 0 or engines.drafter is None:
+        return state.bonus.new_empty((state.bonus.shape[0], 0))
+    plan = state.plan(engines.drafter.block_size, engines.page_size)
+    return engines.drafter.propose(state.bonus, plan, steps)
+
+
+def verify(
+    engines: Engines, state: DecodeState, proposals: Tensor, plan: BlockPlan
+) -> tuple[Tensor, Tensor | None]:
+    """Run ``[bonus, d_0 … d_{w-2}]`` through the target: logits ``[B, w, V]`` and features."""
+    tokens = torch.cat([state.bonus.unsqueeze(1), proposals], dim=1)
+    layers = engines.drafter.feature_layers if engines.drafter is not None else ()
+    output = engines.target(tokens, plan, engines.kv, layers)
+    return engines.target.logits(output.hidden), output.features
+
+
+def agree(accepted: Accepted, group: Group) -> Accepted:
+    """Take rank 0's word for what was accepted, so that no two ranks can ever decide differently."""
+    if group.size == 1:
+        return accepted
+    packed = torch.cat([accepted.tokens, accepted.lengths.unsqueeze(1)], dim=1)
+    group.broadcast(packed)
+    tokens, lengths = packed[:, :-1], packed[:, -1]
+    return Accepted(tokens, lengths, tokens.gather(1, lengths.unsqueeze(1) - 1).squeeze(1))
+
+
+def commit(
+    engines: Engines,
+    state: DecodeState,
+    proposals: Tensor,
+    features: Tensor | None,
+    plan: BlockPlan,
+    accepted: Accepted,
+) -> None:
+    """Extend the verified length and the draft context; what was rejected lies beyond the length.
+
+    Draft KV is written for every verified row, as the target's was: rows past the new length are
+    overwritten by the next step before anything reads them.
+    """
+    if engines.drafter is not None and features is not None:
+        tokens = torch.cat([state.bonus.unsqueeze(1), proposals], dim=1)
+        engines.drafter.observe(features, tokens, plan)
+    state.lengths = state.lengths + accepted.lengths
+    state.bonus = accepted.bonus

@@ -1,0 +1,23 @@
+"""Attention over paged keys and values."""
+
+from knockon.layers.attention.base import (
+    CAUSAL,
+    NULL_PAGE,
+    AttentionBackend,
+    BlockPlan,
+    PagedKV,
+    Visibility,
+    plan_block,
+)
+from knockon.layers.attention.sdpa import SdpaBackend
+
+__all__ = [
+    "CAUSAL",
+    "NULL_PAGE",
+    "AttentionBackend",
+    "BlockPlan",
+    "PagedKV",
+    "SdpaBackend",
+    "Visibility",
+    "plan_block",
+]

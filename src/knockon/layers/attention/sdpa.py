@@ -1,0 +1,39 @@
+"""The reference attention backend: gather the context from its pages, then PyTorch's SDPA."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from knockon.layers.attention.base import BlockPlan, PagedKV, Visibility
+
+
+class SdpaBackend:
+    """Runs everywhere.
+
+    The query heads of a KV group are folded into the row dimension, so that keys and values are
+    never repeated: on a CPU this is five times faster than ``enable_gqa`` for one BF16 row.
+    """
+
+    name = "torch"
+
+    def write(self, k: Tensor, v: Tensor, kv: PagedKV, plan: BlockPlan) -> None:
+        """Store ``k, v [B, T, kv_heads, head_dim]`` at ``plan.slots``."""
+        kv.k.index_copy_(0, plan.slots, k.flatten(0, 1))
+        kv.v.index_copy_(0, plan.slots, v.flatten(0, 1))
+
+    def attend(self, q: Tensor, kv: PagedKV, plan: BlockPlan, visibility: Visibility) -> Tensor:
+        """``q [B, T, heads, head_dim]`` to ``[B, T, heads * head_dim]``; scale 1/sqrt(head_dim)."""
+        batch, rows, heads, dim = q.shape
+        kv_heads = kv.k.shape[1]
+        group = heads // kv_heads
+        context = plan.context_slots.shape[1]
+        index = plan.context_slots.flatten()
+        k = kv.k.index_select(0, index).view(batch, context, kv_heads, dim).transpose(1, 2)
+        v = kv.v.index_select(0, index).view(batch, context, kv_heads, dim).transpose(1, 2)
+        folded = q.view(batch, rows, kv_heads, group, dim).transpose(1, 2)
+        folded = folded.reshape(batch, kv_heads, rows * group, dim)
+        bias = plan.bias(visibility, group, q.dtype)
+        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=bias)
+        out = out.view(batch, kv_heads, rows, group, dim).transpose(1, 2)
+        return out.reshape(batch, rows, heads * dim)

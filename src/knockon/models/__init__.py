@@ -1,0 +1,1 @@
+"""Target architectures, their weights and configurations, and the catalogue of names."""

@@ -1,0 +1,247 @@
+"""A dense pre-norm decoder, tensor-parallel: what the Llama and Qwen3 families share.
+
+Attention heads are dealt to ranks by whole KV groups, the MLP's inner dimension in equal parts, the
+vocabulary by rows. Each layer costs two all-reduces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV, SdpaBackend, Visibility
+from knockon.layers.embedding import LMHead, VocabParallelEmbedding
+from knockon.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, Shard
+from knockon.layers.norm import RMSNorm
+from knockon.layers.rotary import RotaryEmbedding
+from knockon.models.config import ModelConfig
+from knockon.models.strict import Loader
+from knockon.parallel import Group, HeadShard, VocabShard, deal
+
+
+class TargetOutput(NamedTuple):
+    """What one forward of a target yields.
+
+    Attributes:
+        hidden: ``[B, T, H]`` after the final norm.
+        features: ``[B, T, len(feature_layers) * H]``, the residual stream after each of those
+            layers, in the order asked for; ``None`` if none were.
+    """
+
+    hidden: Tensor
+    features: Tensor | None
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP of one layer. A family overrides what it does differently."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        heads: HeadShard,
+        dtype: torch.dtype,
+        group: Group,
+    ) -> None:
+        super().__init__()
+        size, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.heads = heads
+        self.head_dim = dim
+        self.visibility = Visibility(True, config.sliding_windows[index])
+        q = Shard(heads.num_heads * dim, heads.head_start * dim, heads.head_count * dim)
+        k = Shard(heads.num_kv_heads * dim, heads.kv_start * dim, heads.kv_count * dim)
+        inner = Shard(
+            config.intermediate_size, *deal(config.intermediate_size, group.size, group.rank)
+        )
+        self.input_norm = RMSNorm(size, config.rms_norm_eps, dtype)
+        self.qkv = ColumnParallelLinear(size, {"q": q, "k": k, "v": k}, bias, dtype)
+        self.output = RowParallelLinear(q, size, dtype, group, bias)
+        self.mlp_norm = RMSNorm(size, config.rms_norm_eps, dtype)
+        parts = {"gate": inner, "up": inner}
+        self.gate_up = ColumnParallelLinear(size, parts, config.mlp_bias, dtype)
+        self.down = RowParallelLinear(inner, size, dtype, group, config.mlp_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotate: Callable[[Tensor], Tensor],
+        kv: PagedKV,
+        plan: BlockPlan,
+        attention: AttentionBackend,
+    ) -> Tensor:
+        """One layer.
+
+        Args:
+            x: the residual stream ``[B, T, H]``; left as it is.
+            rotate: rotary embedding of ``[B, T, heads, head_dim]`` at the rows' positions.
+        """
+        queries, keys = self.heads.head_count, self.heads.kv_count
+        qkv = self.qkv(self.input_norm(x)).unflatten(-1, (queries + 2 * keys, self.head_dim))
+        # Query and key heads go through norm and rotation together: half the operations.
+        qk = rotate(self.normalise_heads(qkv[:, :, : queries + keys]))
+        attention.write(qk[:, :, queries:], qkv[:, :, queries + keys :], kv, plan)
+        attended = attention.attend(qk[:, :, :queries], kv, plan, self.visibility)
+        x = self.output(attended).add_(x)
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        return self.down(F.silu(gate).mul_(up)).add_(x)
+
+    def normalise_heads(self, qk: Tensor) -> Tensor:
+        """What happens to query and key heads ``[B, T, heads + kv_heads, D]`` before rotation."""
+        return qk
+
+    def loaders(self) -> dict[str, Loader]:
+        """How each checkpoint tensor of the layer is loaded, by its name within the layer."""
+        loaders: dict[str, Loader] = {
+            "input_layernorm.weight": self.input_norm.load,
+            "post_attention_layernorm.weight": self.mlp_norm.load,
+        }
+        for part in ("q", "k", "v"):
+            loaders |= _column_loaders(f"self_attn.{part}_proj", self.qkv, part)
+        for part in ("gate", "up"):
+            loaders |= _column_loaders(f"mlp.{part}_proj", self.gate_up, part)
+        return (
+            loaders
+            | _row_loaders("self_attn.o_proj", self.output, self.qkv.bias is not None)
+            | _row_loaders("mlp.down_proj", self.down, self.gate_up.bias is not None)
+        )
+
+
+class Decoder(nn.Module):
+    """A target model: embedding, layers, final norm, LM head.
+
+    Args:
+        config: what the model is.
+        layer: the family's layer.
+        dtype: of weights and activations.
+        group: the ranks that share it.
+        max_positions: rows of the rotary tables.
+        device: where the weights live.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: type[DecoderLayer],
+        dtype: torch.dtype,
+        group: Group,
+        max_positions: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.group = group
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.heads = HeadShard.deal(config.num_heads, config.num_kv_heads, group.size, group.rank)
+        self.vocab_shard = VocabShard.deal(config.vocab_size, group.size, group.rank)
+        self.attention: AttentionBackend = SdpaBackend()
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_positions, device)
+        with torch.device(device):
+            self.embedding = VocabParallelEmbedding(
+                config.hidden_size, self.vocab_shard, dtype, group
+            )
+            self.layers = nn.ModuleList(
+                layer(config, index, self.heads, dtype, group) for index in range(config.num_layers)
+            )
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+            self.lm_head = _head(config, self.embedding)
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """Layers, KV heads on this rank, head size: what paged KV must be allocated for."""
+        return self.config.num_layers, self.heads.kv_count, self.config.head_dim
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        plan: BlockPlan,
+        kv: list[PagedKV],
+        feature_layers: tuple[int, ...] = (),
+    ) -> TargetOutput:
+        """Run rows through the model, writing their keys and values.
+
+        Args:
+            token_ids: ``[B, T]`` int64.
+            plan: where the rows stand.
+            kv: one entry a layer.
+            feature_layers: 0-based layers after which the residual stream is kept.
+        """
+        cos, sin = self.rotary.tables(plan.positions)
+
+        def rotate(heads: Tensor) -> Tensor:
+            return self.rotary.apply(heads, cos, sin)
+
+        x = self.embedding(token_ids)
+        kept: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotate, kv[index], plan, self.attention)
+            if index in feature_layers:
+                kept[index] = x
+        features = torch.cat([kept[i] for i in feature_layers], -1) if feature_layers else None
+        return TargetOutput(self.norm(x), features)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Embeddings ``[..., H]`` of ``ids [...]``."""
+        embedded: Tensor = self.embedding(ids)
+        return embedded
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits ``[..., V]`` of ``hidden [..., H]``, in the head's dtype, equal on every rank."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def pack(self) -> None:
+        """Repack the linears for CPU inference, once loaded; elsewhere nothing changes."""
+        for module in self.modules():
+            if isinstance(module, ReplicatedLinear | LMHead):
+                module.pack()
+
+    def loaders(self) -> dict[str, Loader]:
+        """How each checkpoint tensor is loaded, by its Hugging Face name."""
+        loaders: dict[str, Loader] = {
+            "model.embed_tokens.weight": self.embedding.load,
+            "model.norm.weight": self.norm.load,
+        }
+        if not self.config.tie_word_embeddings:
+            loaders["lm_head.weight"] = self.lm_head.load
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            for name, load in layer.loaders().items():
+                loaders[f"model.layers.{index}.{name}"] = load
+        return loaders
+
+
+def _head(config: ModelConfig, embedding: VocabParallelEmbedding) -> LMHead:
+    """The LM head; a tied one is built without memory of its own."""
+    shard, dtype, group = embedding.shard, embedding.weight.dtype, embedding.group
+    if not config.tie_word_embeddings:
+        return LMHead(config.hidden_size, shard, dtype, group)
+    with torch.device("meta"):
+        head = LMHead(config.hidden_size, shard, dtype, group)
+    head.tie(embedding)
+    return head
+
+
+def _column_loaders(name: str, linear: ColumnParallelLinear, part: str) -> dict[str, Loader]:
+    def weight(full: Tensor) -> None:
+        linear.load(full, part)
+
+    def bias(full: Tensor) -> None:
+        linear.load(full, part, bias=True)
+
+    if linear.bias is None:
+        return {f"{name}.weight": weight}
+    return {f"{name}.weight": weight, f"{name}.bias": bias}
+
+
+def _row_loaders(name: str, linear: RowParallelLinear, has_bias: bool) -> dict[str, Loader]:
+    def bias(full: Tensor) -> None:
+        linear.load(full, bias=True)
+
+    if not has_bias:
+        return {f"{name}.weight": linear.load}
+    return {f"{name}.weight": linear.load, f"{name}.bias": bias}
