@@ -13,7 +13,8 @@ from torch import Tensor
 from knockon.drafters.config import DraftConfig, parse_draft_config
 from knockon.errors import Refused
 from knockon.models.config import ModelConfig
-from knockon.models.weights import SafetensorsFolder, load_strictly
+from knockon.models.safetensors_source import SafetensorsFolder
+from knockon.models.strict import load_strictly
 from knockon.train.drafter_module import DraftModule
 
 INDEX = "model.safetensors.index.json"

@@ -7,6 +7,7 @@ requests, only dense batches, so each layer is four matrix products and four fus
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,10 @@ from torch import Tensor
 from knockon.errors import Refused
 from knockon.layers.rotary import inverse_frequencies
 from knockon.models.config import ModelConfig
+from knockon.models.gguf_header import is_gguf
+from knockon.models.gguf_source import GGUFFile
+from knockon.models.safetensors_source import SafetensorsFolder
+from knockon.models.target import read_config
 from knockon.models.weights import WeightSource
 from knockon.train.decode_kernels import add_rms_norm, rope_and_store, silu_mul
 
@@ -52,8 +57,10 @@ class FrozenTarget:
         dtype: torch.dtype,
         max_positions: int = 2048,
     ) -> None:
-        if config.architecture != "llama" or config.attention_bias:
-            raise Refused("architecture", config.architecture, "'llama' without attention biases, to train from")
+        if config.architecture != "llama" or config.attention_bias or config.mlp_bias:
+            raise Refused("architecture", config.architecture, "'llama' without biases, to train from")
+        if any(window is not None for window in config.sliding_windows):
+            raise Refused("sliding_window", config.sliding_windows, "full attention, to train from")
         if config.rope.rotary_dim(config.head_dim) != config.head_dim:
             raise Refused("partial_rotary_factor", config.rope.partial_rotary_factor, "1.0, to train from")
         self.config = config
@@ -86,6 +93,14 @@ class FrozenTarget:
         scaling = config.rope.attention_scaling()
         self.cos = (angles.cos() * scaling).to(self.device)
         self.sin = (angles.sin() * scaling).to(self.device)
+
+    @classmethod
+    def load(
+        cls, path: Path, device: torch.device | str, dtype: torch.dtype, max_positions: int = 2048
+    ) -> FrozenTarget:
+        """From a Hugging Face folder or a GGUF file."""
+        source: WeightSource = GGUFFile(path, dtype) if is_gguf(path) else SafetensorsFolder(path)
+        return cls(read_config(path), source, device, dtype, max_positions)
 
     def forward(
         self,
