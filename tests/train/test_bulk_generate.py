@@ -1,4 +1,4 @@
-"""Bulk generation is greedy decoding, whatever the slots and the order in which they are refilled."""
+"""Bulk generation is greedy decoding, whatever the slots and the order of refills."""
 
 from __future__ import annotations
 

@@ -71,4 +71,6 @@ def test_kernel_equals_twin(soft: bool, dtype: torch.dtype) -> None:
         run(*logits, teacher, labels, *weights, 0.4, *losses, *choices)
         results.append((*logits, *losses, *choices))
     for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            ours, theirs, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-5
+        )

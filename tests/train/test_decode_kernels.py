@@ -1,4 +1,4 @@
-"""Every kernel of bulk decoding equals its plain twin on a GPU; sampling follows its distribution."""
+"""Kernels equal their plain twins on a GPU; sampling follows its distribution."""
 
 from __future__ import annotations
 

@@ -30,9 +30,7 @@ def folder(module: DraftModule, draft_dict: dict, tmp_path: Path) -> Path:
 
 def test_round_trip(folder: Path, module: DraftModule, target: FrozenTarget) -> None:
     again = load_module(folder, target.config)
-    for (name, ours), theirs in zip(
-        again.named_parameters(), module.parameters(), strict=True
-    ):
+    for (name, ours), theirs in zip(again.named_parameters(), module.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
     assert len(list(folder.glob("*.safetensors"))) > 1
     assert all(file.stat().st_size < 30_000 for file in folder.glob("*.safetensors"))

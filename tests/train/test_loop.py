@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_every_epoch_shows_every_sequence_once() -> None:
     order = BatchOrder(torch.randint(5, 90, (40,)), 4, seed=1, stretch=3)
     epochs = [[order.batch(10 * e + i)[0].tolist() for i in range(10)] for e in range(2)]
     for batches in epochs:
-        assert sorted(sum(batches, [])) == list(range(40))
+        assert sorted(chain.from_iterable(batches)) == list(range(40))
     assert epochs[0] != epochs[1]
 
 

@@ -105,7 +105,9 @@ def test_rows_past_a_gap_or_the_end_do_not_count() -> None:
 def test_an_invalid_anchor_weighs_nothing() -> None:
     anchors = Anchors(torch.tensor([[0]]), torch.zeros(1, 1, dtype=torch.bool))
     supervised = torch.ones(1, 8, dtype=torch.bool)
-    assert block_labels(torch.arange(8)[None], supervised, anchors, 4, True, 7.0, 1).weight.sum() == 0
+    assert (
+        block_labels(torch.arange(8)[None], supervised, anchors, 4, True, 7.0, 1).weight.sum() == 0
+    )
 
 
 def test_the_gru_reads_true_tokens_up_to_each_row() -> None:

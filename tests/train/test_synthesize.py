@@ -9,7 +9,7 @@ import pytest
 from knockon.errors import Refused
 from knockon.models.tokenizer import load_tokenizer
 from knockon.train.bulk_generate import Finished, Job
-from knockon.train.synthesize import ChatFormat, Recipe, RecipeSettings, usable
+from knockon.train.synthesize import ChatFormat, Recipe, RecipeSettings, read_prompts, usable
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,8 @@ def test_a_written_turn_becomes_a_greedy_job_once(chat: ChatFormat) -> None:
     assert chat.decode([jobs[0].prompt])[0].count("the number of vowels") == 1
     assert jobs[1].kind.startswith("write ")
     recipe.finished([Finished(jobs[0], [5, 6, 7, 8, 2], True)])
-    assert recipe.sequences == [(jobs[0].prompt, [5, 6, 7, 8, 2])]
+    kept = [(list(prompt), list(answer)) for prompt, answer in recipe.sequences]
+    assert kept == [(jobs[0].prompt, [5, 6, 7, 8, 2])]
 
 
 def test_follow_ups_carry_the_conversation(chat: ChatFormat) -> None:
@@ -79,3 +80,12 @@ def test_usable_turns() -> None:
     assert usable("Write a poem about the sea.")
     assert not usable("ok")
     assert not usable("go " * 30)
+
+
+def test_prompt_files(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"turns": ["one\u2028line", "second turn"]}\n\n{"turns": ["two"]}\n')
+    assert read_prompts(file) == ["one\u2028line", "two"]
+    file.write_text('{"turns": []}\n')
+    with pytest.raises(Refused, match=r"prompts\.jsonl:1"):
+        read_prompts(file)

@@ -1,1 +1,1 @@
-"""Making a drafter for a target: data synthesis, objective, training loop, export and evaluation."""
+"""Making a drafter for a target: data synthesis, objective, loop, export, evaluation."""

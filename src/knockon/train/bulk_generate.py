@@ -1,22 +1,30 @@
 """Answers of a target to very many prompts, as fast as one GPU makes them.
 
-A fixed number of slots, each with its own stretch of KV memory, decode in step; the step is one CUDA graph. Every few
-steps the host looks which slots have finished, takes their tokens and hands the slots new prompts with one batched prefill.
-It is no server: no pages, no streaming, no fairness. What it shares with none it can do at once.
+A fixed number of slots, each with its own stretch of KV memory, decode in step; the step is one
+CUDA graph. Every few steps the host looks which slots have finished, takes their tokens and hands
+the slots new prompts with one batched prefill. It is no server: no pages, no streaming, no
+fairness. What it shares with none it can do at once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from knockon.errors import Refused
-from knockon.train.decode_kernels import add_rms_norm, decode_attention, rope_and_store, sample, silu_mul
+from knockon.train.decode_kernels import (
+    add_rms_norm,
+    decode_attention,
+    rope_and_store,
+    sample,
+    silu_mul,
+)
 from knockon.train.frozen_target import FrozenTarget
 
 
@@ -75,7 +83,9 @@ class BulkGenerator:
         seed: int = 0,
     ) -> None:
         if max_prompt + max_new > target.cos.shape[0]:
-            raise Refused("max_prompt + max_new", max_prompt + max_new, f"at most {target.cos.shape[0]}")
+            raise Refused(
+                "max_prompt + max_new", max_prompt + max_new, f"at most {target.cos.shape[0]}"
+            )
         self.target = target
         self.slots, self.max_prompt, self.max_new = slots, max_prompt, max_new
         self.min_p = min_p
@@ -102,21 +112,25 @@ class BulkGenerator:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @torch.inference_mode()
-    def run(self, next_jobs: NextJobs, on_finished: OnFinished, deadline: float | None = None) -> int:
-        """Decodes until `next_jobs` gives nothing more and all slots are idle, or until the deadline.
+    def run(
+        self, next_jobs: NextJobs, on_finished: OnFinished, deadline: float | None = None
+    ) -> int:
+        """Decodes until `next_jobs` gives nothing more and all slots are idle, or the deadline.
 
         Args:
-            next_jobs: called with the number of free slots; returns at most that many jobs. An empty list is not the
-                end while others still run: what they yield may bring new jobs.
-            on_finished: called with what ended; at the deadline also with what did not, as far as it got. It runs while
-                the device computes.
+            next_jobs: called with the number of free slots; returns at most that many jobs. An
+                empty list is not the end while others still run: what they yield may bring new
+                jobs.
+            on_finished: called with what ended; at the deadline also with what did not, as far as
+                it got. It runs while the device computes.
             deadline: in `time.monotonic` seconds.
 
         Returns:
             Tokens generated.
 
         Raises:
-            Refused: a prompt that is empty or longer than `max_prompt`, or too many new tokens asked for.
+            Refused: a prompt that is empty or longer than `max_prompt`, or too many new tokens
+                asked for.
         """
         running: dict[int, Job] = {}
         while True:
@@ -126,16 +140,17 @@ class BulkGenerator:
                 done += self._collect(running, everything=True)
                 self.active.zero_()
             else:
+                # Steps first: the host prepares new prompts while the device decodes.
+                if running:
+                    for _ in range(self.steps_per_look):
+                        self._step()
                 free = [slot for slot in range(self.slots) if slot not in running]
-                # A prefill of few rows costs nearly as much as one of many, so small openings wait.
+                # A prefill of few rows costs nearly as much as one of many: small openings wait.
                 if free and (len(free) * 16 >= self.slots or not running):
                     jobs = next_jobs(len(free))
                     if jobs:
                         self._admit(jobs, free[: len(jobs)])
                         running.update(zip(free, jobs, strict=False))
-                if running:
-                    for _ in range(self.steps_per_look):
-                        self._step()
             if done:
                 on_finished(done)
             if late or (not running and not done):
@@ -160,7 +175,7 @@ class BulkGenerator:
         return found
 
     def _admit(self, jobs: list[Job], free: list[int]) -> None:
-        """Prefills all but the last token of each prompt; the next decode step takes the last one."""
+        """Prefills all but the last token of each prompt; the next step takes the last one."""
         for job in jobs:
             if not 1 <= len(job.prompt) <= self.max_prompt:
                 raise Refused("prompt length", len(job.prompt), f"1 to {self.max_prompt} tokens")
@@ -168,12 +183,7 @@ class BulkGenerator:
                 raise Refused("max_new", job.max_new, f"1 to {self.max_new}")
         device = self.target.device
         lengths = [len(job.prompt) - 1 for job in jobs]
-        order = sorted(range(len(jobs)), key=lambda i: lengths[i])
-        for start in range(0, len(order), 256):
-            part = order[start : start + 256]
-            width = -(-lengths[part[-1]] // 64) * 64
-            if width == 0:
-                continue
+        for part, width in _by_width(lengths):
             padded = torch.zeros(len(part), width, dtype=torch.int64)
             for row, i in enumerate(part):
                 padded[row, : lengths[i]] = torch.tensor(jobs[i].prompt[:-1], dtype=torch.int64)
@@ -188,7 +198,9 @@ class BulkGenerator:
         self.lengths[slots] = column(lengths)
         self.counts[slots] = 0
         self.limits[slots] = column([job.max_new for job in jobs])
-        self.temperature[slots] = torch.tensor([job.temperature for job in jobs], dtype=torch.float32, device=device)
+        self.temperature[slots] = torch.tensor(
+            [job.temperature for job in jobs], dtype=torch.float32, device=device
+        )
         self.active[slots] = True
 
     def _step(self) -> None:
@@ -217,7 +229,7 @@ class BulkGenerator:
         return graph
 
     def _decode(self) -> None:
-        """One token for every active slot. Idle slots compute too, at position 0 of their own memory."""
+        """One token for every active slot. Idle slots compute too, at their own position 0."""
         target, config = self.target, self.target.config
         keys, values = self.cache
         head_stride = keys.shape[3] * keys.shape[4]
@@ -231,7 +243,9 @@ class BulkGenerator:
                 keys[index], values[index], offsets, head_stride,
             )  # fmt: skip
             out = decode_attention(query, keys[index], values[index], self.lengths)
-            x = add_rms_norm(F.linear(out, layer.output), residual, layer.post_norm, config.rms_norm_eps)
+            x = add_rms_norm(
+                F.linear(out, layer.output), residual, layer.post_norm, config.rms_norm_eps
+            )
             update = F.linear(silu_mul(F.linear(x, layer.gate_up)), layer.down)
         hidden = add_rms_norm(update, residual, target.norm, config.rms_norm_eps)
         token = sample(F.linear(hidden, target.lm_head), self.temperature, self.min_p, self.seed)
@@ -247,3 +261,16 @@ class BulkGenerator:
         self.active &= ~stop
         self.lengths.copy_(torch.where(self.active, self.lengths + 1, 0))
         self.tokens.copy_(torch.where(self.active, token, self.tokens))
+
+
+def _by_width(lengths: list[int], most: int = 256) -> Iterator[tuple[list[int], int]]:
+    """Prompts of about the same length together: their numbers and their padded width."""
+
+    def width(i: int) -> int:
+        return -(-lengths[i] // 64) * 64
+
+    for padded, members in groupby(sorted(range(len(lengths)), key=width), key=width):
+        group = list(members)
+        if padded > 0:
+            for start in range(0, len(group), most):
+                yield group[start : start + most], padded

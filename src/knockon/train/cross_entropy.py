@@ -1,8 +1,9 @@
-"""The two cross-entropies of the objective over a whole vocabulary, without ever holding all logits at once.
+"""The objective's cross-entropies over a whole vocabulary, never holding all logits at once.
 
-The frozen head's logits of every row would be the largest tensor of training by far. Rows are therefore taken in chunks:
-logits, loss and the loss's gradient to the hidden rows are computed for one chunk, and its logits' memory is used for the
-next. The backward pass only scales what the forward has already found.
+The frozen head's logits of every row would be the largest tensor of training by far. Rows are
+therefore taken in chunks: logits, loss and the loss's gradient to the hidden rows are computed for
+one chunk, and its logits' memory is used for the next. The backward pass only scales what the
+forward has already found.
 """
 
 from __future__ import annotations
@@ -45,24 +46,37 @@ def draft_cross_entropy(
 ) -> RowLosses:
     """``sum_r final_weight_r CE(base_r + correction_r) + base_weight_r CE(base_r)``.
 
-    ``base = z @ head^T`` is rounded to the head's dtype; ``base + correction @ out_weight^T`` is summed in FP32.
+    ``base = z @ head^T`` is rounded to the head's dtype; ``base + correction @ out_weight^T`` is
+    summed in FP32.
 
     Args:
         z: ``[R, H]`` backbone rows.
-        correction: ``[R, E]`` inputs of the correction's last product, zero in uncorrected rows; None for plain DFlash.
+        correction: ``[R, E]`` inputs of the correction's last product, zero in uncorrected rows;
+            None for plain DFlash.
         head: ``[V, H]`` frozen, the target's.
         out_weight: ``[V, E]``, trained.
         labels: ``[R]`` int64.
         base_weight, final_weight: ``[R]`` FP32, normalised by the caller.
-        teacher: ``[R, H]`` hidden states of the target that predict the labels; wanted where `soft` > 0.
-        soft: share of the target's own distribution in what the cross-entropies are taken against; the rest is the label.
+        teacher: ``[R, H]`` hidden states of the target that predict the labels; wanted where `soft`
+            > 0.
+        soft: share of the target's own distribution in what the cross-entropies are taken against;
+            the rest is the label.
         chunk: rows whose logits live at once.
     """
     if correction is None or out_weight is None:
         correction = z.new_zeros(z.shape[0], 1)
         out_weight = head.new_zeros(head.shape[0], 1)
     values = _DraftCrossEntropy.apply(
-        z, correction, head, out_weight, labels, base_weight, final_weight, teacher if soft > 0 else None, soft, chunk
+        z,
+        correction,
+        head,
+        out_weight,
+        labels,
+        base_weight,
+        final_weight,
+        teacher if soft > 0 else None,
+        soft,
+        chunk,
     )
     return RowLosses(*values)
 
@@ -99,9 +113,18 @@ class _DraftCrossEntropy(torch.autograd.Function):
             shift = correction_low[part] @ out_low.T
             target = None if teacher is None else teacher[part].to(dtype) @ head.T
             run(
-                base, shift, target, labels[part], base_weight[part], final_weight[part], soft,
-                base_loss[part], final_loss[part], base_choice[part], final_choice[part],
-            )  # fmt: skip
+                base,
+                shift,
+                target,
+                labels[part],
+                base_weight[part],
+                final_weight[part],
+                soft,
+                base_loss[part],
+                final_loss[part],
+                base_choice[part],
+                final_choice[part],
+            )
             torch.mm(base, head, out=grad_z[part])
             torch.mm(shift, out_low, out=grad_correction[part])
             grad_out += shift.T @ correction_low[part]
@@ -116,9 +139,17 @@ class _DraftCrossEntropy(torch.autograd.Function):
         grad_z, grad_correction, grad_out = ctx.saved_tensors
         z, correction, out = ctx.dtypes
         return (
-            (grad_z * grad).to(z), (grad_correction * grad).to(correction), None, (grad_out * grad).to(out),
-            None, None, None, None, None, None,
-        )  # fmt: skip
+            (grad_z * grad).to(z),
+            (grad_correction * grad).to(correction),
+            None,
+            (grad_out * grad).to(out),
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def chunk_cross_entropy_twin(
@@ -137,8 +168,8 @@ def chunk_cross_entropy_twin(
     """Losses and argmaxes of one chunk; its logits are overwritten with the loss's gradients.
 
     Args:
-        base, shift: ``[C, V]`` logits of the head and of the correction. In place of them come the gradients to the base
-            (both terms together) and to the correction.
+        base, shift: ``[C, V]`` logits of the head and of the correction. In place of them come the
+            gradients to the base (both terms together) and to the correction.
         teacher: ``[C, V]`` logits of the target, or None.
         base_loss, final_loss, base_choice, final_choice: ``[C]``, written.
     """

@@ -1,8 +1,9 @@
-"""The small operations of a Llama forward, fused: each a Triton kernel beside its plain PyTorch twin.
+"""The small operations of a Llama forward, fused: a Triton kernel each, beside its plain twin.
 
-The public functions choose by device: the kernel where the tensor lives on a GPU, the twin elsewhere. Bulk generation and
-feature extraction spend most of their time between matrix products in these operations, and one launch each is what lets a
-decode step of a small model run at the speed of its arithmetic.
+The public functions choose by device: the kernel where the tensor lives on a GPU, the twin
+elsewhere. Bulk generation and feature extraction spend most of their time between matrix products
+in these operations, and one launch each is what lets a decode step of a small model run at the
+speed of its arithmetic.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def rope_and_store(
         positions: ``[N]`` int64.
         cos, sin: ``[P, head_dim / 2]`` FP32 tables.
         heads: number of query heads.
-        key_out, value_out: any contiguous storage; head ``h`` of row ``n`` starts at element ``offsets[n] + h * head_stride``.
+        key_out, value_out: any contiguous storage; head ``h`` of row ``n`` starts at element
+            ``offsets[n] + h * head_stride``.
         offsets: ``[N]`` int64 element offsets.
         head_stride: elements between two heads of one row.
 
@@ -98,8 +100,13 @@ def rope_and_store_twin(
     kv_heads = (rows.shape[1] - heads) // 2
     turn_cos, turn_sin = cos[positions][:, None], sin[positions][:, None]
     low, high = rows[:, : heads + kv_heads].float().split(half, dim=-1)
-    turned = torch.cat((low * turn_cos - high * turn_sin, high * turn_cos + low * turn_sin), -1).to(qkv.dtype)
-    at = offsets[:, None, None] + torch.arange(kv_heads, device=qkv.device)[None, :, None] * head_stride
+    turned = torch.cat((low * turn_cos - high * turn_sin, high * turn_cos + low * turn_sin), -1).to(
+        qkv.dtype
+    )
+    at = (
+        offsets[:, None, None]
+        + torch.arange(kv_heads, device=qkv.device)[None, :, None] * head_stride
+    )
     at = at + torch.arange(2 * half, device=qkv.device)
     key_out.view(-1)[at] = turned[:, heads:]
     value_out.view(-1)[at] = rows[:, heads + kv_heads :]
@@ -127,17 +134,20 @@ def decode_attention_twin(query: Tensor, keys: Tensor, values: Tensor, lengths: 
     kv_heads = keys.shape[1]
     grouped = query.view(batch, kv_heads, heads // kv_heads, head_dim)
     seen = torch.arange(keys.shape[2], device=query.device) <= lengths[:, None]
-    out = torch.nn.functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen[:, None, None])
+    out = torch.nn.functional.scaled_dot_product_attention(
+        grouped, keys, values, attn_mask=seen[:, None, None]
+    )
     return out.reshape(batch, heads * head_dim)
 
 
 def sample(logits: Tensor, temperature: Tensor, min_p: float, seed: Tensor) -> Tensor:
-    """Next tokens: the argmax (lowest id of a tie) where the temperature is 0, else a draw by the Gumbel-max trick.
+    """Next tokens: the argmax (lowest id of a tie) at temperature 0, else a Gumbel-max draw.
 
     Args:
         logits: ``[B, V]``.
         temperature: ``[B]`` FP32.
-        min_p: tokens less likely than ``min_p`` times the likeliest one (after the temperature) are never drawn.
+        min_p: tokens less likely than ``min_p`` times the likeliest one (after the temperature) are
+            never drawn.
         seed: int64 scalar tensor; the caller changes it between steps.
 
     Returns:

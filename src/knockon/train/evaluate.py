@@ -1,15 +1,16 @@
 """Accept lengths of a drafter on held-out prompts, by replaying the target's own greedy answers.
 
-The chain of proposals is the one of inference: greedy, from the drafter's own tokens, over the whole vocabulary. Because the
-target's answers are greedy too, what verification would accept can be read off the answer itself.
+The chain of proposals is the one of inference: greedy, from the drafter's own tokens, over the
+whole vocabulary. Because the target's answers are greedy too, what verification would accept can be
+read off the answer itself.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from knockon.train.bulk_generate import BulkGenerator, Finished, Job
 from knockon.train.drafter_module import DraftModule
 from knockon.train.frozen_target import FrozenTarget
 from knockon.train.objective import Anchors
-from knockon.train.synthesize import ChatFormat
+from knockon.train.synthesize import ChatFormat, read_prompts
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ def answer_workloads(
     """
     jobs: list[Job] = []
     for path in paths:
-        turns = [json.loads(line)["turns"][0] for line in path.read_text().splitlines() if line.strip()]
-        prompts = [ids for ids in chat.encode(turns[:limit]) if len(ids) <= max_prompt]
+        turns = read_prompts(path)[:limit]
+        prompts = [ids for ids in chat.encode(turns) if len(ids) <= max_prompt]
         if not prompts:
             raise Refused(str(path), len(turns), f"prompts of at most {max_prompt} tokens")
         jobs += [Job(ids, max_new, 0.0, path.stem) for ids in prompts]
@@ -70,28 +71,42 @@ def answer_workloads(
 
 @torch.no_grad()
 def propose_everywhere(
-    module: DraftModule, target: FrozenTarget, tokens: Tensor, anchors: Anchors, feature_layers: tuple[int, ...]
+    module: DraftModule,
+    target: FrozenTarget,
+    tokens: Tensor,
+    anchors: Anchors,
+    feature_layers: tuple[int, ...],
 ) -> Tensor:
     """The drafter's free-running proposals from every anchor: ``[b, N, L - 1]`` int64."""
     _, features = target.forward(tokens, feature_layers)
     steps = module.config.block_size - 1
-    z = module.proposals(module.block_hidden(target, tokens, features, anchors))[:, :, :steps].flatten(0, 1)
+    z = module.proposals(module.block_hidden(target, tokens, features, anchors))[
+        :, :, :steps
+    ].flatten(0, 1)
     bonus = tokens.gather(1, anchors.position).flatten()
     domino = module.config.domino
     chosen: list[Tensor] = []
     if domino is None:
         chosen = [_base(z[:, j], target).argmax(-1) for j in range(steps)]
     else:
-        gru, (first, _, last) = module.prefix_gru, module.embed_proj
+        gru_in = cast(Tensor, module.prefix_gru.weight_ih_l0).float()
+        gru_state = cast(Tensor, module.prefix_gru.weight_hh_l0).float()
         state = z.new_zeros(z.shape[0], domino.gru_size, dtype=torch.float32)
         token = bonus
         for j in range(steps):
             entered = F.embedding(token, target.embedding).float()
-            state = torch.gru_cell(entered, state, gru.weight_ih_l0.float(), gru.weight_hh_l0.float())
+            state = torch.gru_cell(entered, state, gru_in, gru_state)
             logits = _base(z[:, j], target)
             if j >= domino.prefix_len:
-                inner = F.silu(F.linear(torch.cat((z[:, j].float(), state), -1), first.weight.float()))
-                logits = logits.float() + F.linear(inner.to(target.dtype), last.weight.to(target.dtype)).float()
+                inner = F.silu(
+                    F.linear(torch.cat((z[:, j].float(), state), -1), module.correction_in.float())
+                )
+                logits = (
+                    logits.float()
+                    + F.linear(
+                        inner.to(target.dtype), module.correction_out.to(target.dtype)
+                    ).float()
+                )
             token = logits.argmax(-1)
             chosen.append(token)
     return torch.stack(chosen, 1).view(*anchors.position.shape, steps)
@@ -105,8 +120,8 @@ def replay(matches: list[int], width: int) -> tuple[int, int]:
     """Walks an answer as speculative decoding would.
 
     Args:
-        matches: for each position but the last, how many proposals from there agree with the answer. The first position
-            is the first answer token, which prefill gives.
+        matches: for each position but the last, how many proposals from there agree with the
+            answer. The first position is the first answer token, which prefill gives.
         width: verify width.
 
     Returns:
@@ -126,7 +141,9 @@ def accept_lengths(
     widths: Sequence[int] = (16, 8, 4),
     batch_size: int = 16,
 ) -> dict[str, dict[str, float]]:
-    """Mean accept length of each workload at each verify width, and ``first``: the share of right first proposals.
+    """Mean accept length of each workload at each verify width.
+
+    ``first`` is the share of right first proposals.
 
     Returns:
         ``{workload: {"16": ..., "8": ..., "first": ...}}`` with a row ``mean`` over workloads.
@@ -137,7 +154,8 @@ def accept_lengths(
         steps = dict.fromkeys(widths, 0)
         right = total = 0
         answers = sorted(
-            (pair for pair in workload.answers if len(pair[1]) > 1), key=lambda pair: len(pair[0]) + len(pair[1])
+            (pair for pair in workload.answers if len(pair[1]) > 1),
+            key=lambda pair: len(pair[0]) + len(pair[1]),
         )
         for start in range(0, len(answers), batch_size):
             for matches in _matches(module, target, answers[start : start + batch_size]):
@@ -147,16 +165,20 @@ def accept_lengths(
                     gained, taken = replay(matches, width)
                     kept[width] += gained
                     steps[width] += taken
-        table[workload.name] = {str(w): kept[w] / max(1, steps[w]) for w in widths} | {"first": right / max(1, total)}
+        table[workload.name] = {str(w): kept[w] / max(1, steps[w]) for w in widths} | {
+            "first": right / max(1, total)
+        }
     columns = [*map(str, widths), "first"]
-    table["mean"] = {c: sum(row[c] for row in table.values()) / max(1, len(workloads)) for c in columns}
+    table["mean"] = {
+        c: sum(row[c] for row in table.values()) / max(1, len(workloads)) for c in columns
+    }
     return table
 
 
 def _matches(
     module: DraftModule, target: FrozenTarget, answers: list[tuple[list[int], list[int]]]
 ) -> list[list[int]]:
-    """For every position of every answer but its last, the length of the agreeing prefix of proposals."""
+    """How many proposals agree, for every position of every answer but its last."""
     device = target.device
     width = max(len(prompt) + len(answer) for prompt, answer in answers)
     steps = module.config.block_size - 1
@@ -173,7 +195,9 @@ def _matches(
     anchors = Anchors(position.to(device), torch.ones_like(position, dtype=torch.bool).to(device))
     layers = module.config.target_layer_ids
     proposed = propose_everywhere(module, target, tokens.to(device), anchors, layers).cpu()
-    wanted = truth.gather(1, (position[..., None] + 1 + torch.arange(steps)).flatten(1)).view(proposed.shape)
+    wanted = truth.gather(1, (position[..., None] + 1 + torch.arange(steps)).flatten(1)).view(
+        proposed.shape
+    )
     counts = (proposed == wanted).cumprod(-1).sum(-1)
     return [counts[row, : len(answer) - 1].tolist() for row, (_, answer) in enumerate(answers)]
 
@@ -182,5 +206,8 @@ def format_table(table: dict[str, dict[str, float]]) -> str:
     """Plain text, one workload a line."""
     columns = list(next(iter(table.values())))
     lines = ["".join([f"{'workload':<12}", *(f"{c:>8}" for c in columns)])]
-    lines += ["".join([f"{name:<12}", *(f"{row[c]:8.3f}" for c in columns)]) for name, row in table.items()]
+    lines += [
+        "".join([f"{name:<12}", *(f"{row[c]:8.3f}" for c in columns)])
+        for name, row in table.items()
+    ]
     return "\n".join(lines)

@@ -1,10 +1,10 @@
-"""Writing a trained drafter in the published format, and reading it back into a trainable module."""
+"""Writing a trained drafter in the published format, and reading it back to train on."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -35,8 +35,15 @@ def draft_config_dict(
 ) -> dict[str, Any]:
     """The ``config.json`` of a drafter as wide as its target, of full-attention layers."""
     if target.rope.kind != "default":
-        raise Refused("target rope", target.rope.kind, "default: a drafter is trained with plain rotary angles")
-    dflash: dict[str, Any] = {"mask_token_id": mask_token_id, "target_layer_ids": list(target_layer_ids)}
+        raise Refused(
+            "target rope",
+            target.rope.kind,
+            "default: a drafter is trained with plain rotary angles",
+        )
+    dflash: dict[str, Any] = {
+        "mask_token_id": mask_token_id,
+        "target_layer_ids": list(target_layer_ids),
+    }
     if domino:
         dflash |= {
             "projector_type": "domino",
@@ -72,32 +79,45 @@ def published_weights(module: DraftModule) -> dict[str, Tensor]:
     ours = module.config.backbone
     queries, keys = ours.num_heads * ours.head_dim, ours.num_kv_heads * ours.head_dim
     backbone = module.backbone
-    found = {
+    found: dict[str, Tensor] = {
         "fc.weight": backbone.fc.weight,
         "hidden_norm.weight": backbone.hidden_norm.weight,
         "norm.weight": backbone.norm.weight,
     }
-    for index, layer in enumerate(backbone.layers):
+    for index, layer in enumerate(module.draft_layers):
         q, k, v = layer.qkv.weight.split((queries, keys, keys))
         gate, up = layer.gate_up.weight.chunk(2)
         parts = {
-            "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v, "self_attn.o_proj": layer.o.weight,
-            "self_attn.q_norm": layer.q_norm.weight, "self_attn.k_norm": layer.k_norm.weight,
-            "mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": layer.down.weight,
-            "input_layernorm": layer.input_norm.weight, "post_attention_layernorm": layer.post_norm.weight,
-        }  # fmt: skip
+            "self_attn.q_proj": q,
+            "self_attn.k_proj": k,
+            "self_attn.v_proj": v,
+            "self_attn.o_proj": layer.o.weight,
+            "self_attn.q_norm": layer.q_norm.weight,
+            "self_attn.k_norm": layer.k_norm.weight,
+            "mlp.gate_proj": gate,
+            "mlp.up_proj": up,
+            "mlp.down_proj": layer.down.weight,
+            "input_layernorm": layer.input_norm.weight,
+            "post_attention_layernorm": layer.post_norm.weight,
+        }
         found |= {f"layers.{index}.{name}.weight": weight for name, weight in parts.items()}
     if module.config.domino is not None:
         found |= {
-            "prefix_gru.weight_ih_l0": module.prefix_gru.weight_ih_l0,
-            "prefix_gru.weight_hh_l0": module.prefix_gru.weight_hh_l0,
-            "embed_proj.0.weight": module.embed_proj[0].weight,
-            "embed_proj.2.weight": module.embed_proj[2].weight,
+            "prefix_gru.weight_ih_l0": cast(Tensor, module.prefix_gru.weight_ih_l0),
+            "prefix_gru.weight_hh_l0": cast(Tensor, module.prefix_gru.weight_hh_l0),
+            "embed_proj.0.weight": module.correction_in,
+            "embed_proj.2.weight": module.correction_out,
         }
     return {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in found.items()}
 
 
-def export(module: DraftModule, config: dict[str, Any], folder: Path, card: str, max_shard: int = 14_000_000) -> None:
+def export(
+    module: DraftModule,
+    config: dict[str, Any],
+    folder: Path,
+    card: str,
+    max_shard: int = 14_000_000,
+) -> None:
     """Writes ``config.json``, weights in shards and ``README.md``.
 
     Args:
@@ -124,7 +144,7 @@ def export(module: DraftModule, config: dict[str, Any], folder: Path, card: str,
             sizes.append(0)
         shards[-1][name] = weight
         sizes[-1] += size
-    where = {}
+    where: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})
@@ -135,7 +155,9 @@ def export(module: DraftModule, config: dict[str, Any], folder: Path, card: str,
     (folder / "README.md").write_text(card)
 
 
-def load_module(folder: Path, target: ModelConfig, dtype: torch.dtype = torch.float32) -> DraftModule:
+def load_module(
+    folder: Path, target: ModelConfig, dtype: torch.dtype = torch.float32
+) -> DraftModule:
     """A trainable module from a published folder, every weight wanted exactly once.
 
     Raises:
@@ -173,7 +195,7 @@ def model_card(
     training: dict[str, Any],
     table: str,
 ) -> str:
-    """The README of an exported drafter: what it is for, how it was made, from what, and how well it does."""
+    """The README of an exported drafter: what it is for, how it was made, how well it does."""
     dflash = config["dflash_config"]
     rows = "\n".join(f"- {name}: {value}" for name, value in (data | training).items())
     return f"""---
@@ -183,23 +205,24 @@ tags: [speculative-decoding, domino, knockon]
 ---
 # A Domino drafter for {target_name}
 
-A block drafter of {config["num_hidden_layers"]} layers with block size {config["block_size"]} and a Domino head (GRU
-{dflash.get("gru_hidden_dim")}, correction {dflash.get("emb_dim")}). It proposes tokens that {target_name} verifies, so it
-changes how fast answers come and never what they are. It borrows the target's embedding and LM head and is of no use
-without it: context features are taken after the target's layers {dflash["target_layer_ids"]}.
+A block drafter of {config["num_hidden_layers"]} layers with block size {config["block_size"]} and a
+Domino head (GRU {dflash.get("gru_hidden_dim")}, correction {dflash.get("emb_dim")}). It proposes
+tokens that {target_name} verifies, so it changes how fast answers come and never what they are. It
+borrows the target's embedding and LM head and is of no use without it: context features are taken
+after the target's layers {dflash["target_layer_ids"]}.
 
 ## How it was made
 
-Every training token was written by the target: greedy and sampled answers to prompts that the target wrote itself (its
-chat template fed up to the user's turn) and to GSM8K train (MIT) and Self-Instruct (Apache-2.0) prompts. None of the
-prompts measured below was used.
+Every training token was written by the target: greedy and sampled answers to prompts that the
+target wrote itself (its chat template fed up to the user's turn) and to GSM8K train (MIT) and
+Self-Instruct (Apache-2.0) prompts. None of the prompts measured below was used.
 
 {rows}
 
 ## Accept length
 
-Greedy, held-out prompts, by replaying the target's own answers; columns are verify widths, `first` is the share of right
-first proposals.
+Greedy, held-out prompts, by replaying the target's own answers; columns are verify widths, `first`
+is the share of right first proposals.
 
 ```
 {table}

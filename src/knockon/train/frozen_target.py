@@ -1,7 +1,8 @@
 """The target as training sees it: frozen, whole on one device, many sequences at once.
 
-It shares weights' names and sizes with `knockon.models` but not its forward: here there are no pages, no ranks and no
-requests, only dense batches, so each layer is four matrix products and four fused kernels.
+It shares weights' names and sizes with `knockon.models` but not its forward: here there are no
+pages, no ranks and no requests, only dense batches, so each layer is four matrix products and four
+fused kernels.
 """
 
 from __future__ import annotations
@@ -58,11 +59,15 @@ class FrozenTarget:
         max_positions: int = 2048,
     ) -> None:
         if config.architecture != "llama" or config.attention_bias or config.mlp_bias:
-            raise Refused("architecture", config.architecture, "'llama' without biases, to train from")
+            raise Refused(
+                "architecture", config.architecture, "'llama' without biases, to train from"
+            )
         if any(window is not None for window in config.sliding_windows):
             raise Refused("sliding_window", config.sliding_windows, "full attention, to train from")
         if config.rope.rotary_dim(config.head_dim) != config.head_dim:
-            raise Refused("partial_rotary_factor", config.rope.partial_rotary_factor, "1.0, to train from")
+            raise Refused(
+                "partial_rotary_factor", config.rope.partial_rotary_factor, "1.0, to train from"
+            )
         self.config = config
         self.device = torch.device(device)
         self.dtype = dtype
@@ -88,7 +93,8 @@ class FrozenTarget:
         self.norm = get("model.norm.weight")
         self.lm_head = self.embedding if config.tie_word_embeddings else get("lm_head.weight")
         angles = torch.outer(
-            torch.arange(max_positions, dtype=torch.float32), inverse_frequencies(config.rope, config.head_dim)
+            torch.arange(max_positions, dtype=torch.float32),
+            inverse_frequencies(config.rope, config.head_dim),
         )
         scaling = config.rope.attention_scaling()
         self.cos = (angles.cos() * scaling).to(self.device)
@@ -112,12 +118,15 @@ class FrozenTarget:
         """All rows of right-padded sequences from position 0, causal.
 
         Args:
-            tokens: ``[b, T]`` int64. Padding is at the right, where causality hides it from what is real.
+            tokens: ``[b, T]`` int64. Padding is at the right, where causality hides it from what is
+                real.
             feature_layers: layers after which the residual stream is kept.
-            cache, slots: where given, keys and values of layer ``i`` go to ``cache[*][i, slots, :, :T]``.
+            cache, slots: where given, keys and values of layer ``i`` go to ``cache[*][i, slots, :,
+                :T]``.
 
         Returns:
-            Hidden states after the final norm ``[b, T, H]`` and features ``[b, T, len(feature_layers) * H]``.
+            Hidden states after the final norm ``[b, T, H]`` and features ``[b, T,
+            len(feature_layers) * H]``.
         """
         config = self.config
         batch, length = tokens.shape
@@ -135,17 +144,25 @@ class FrozenTarget:
             qkv = F.linear(x, layer.qkv)
             keys = qkv.new_empty(batch, length, kv_heads, dim)
             values = torch.empty_like(keys)
-            query = rope_and_store(qkv, positions, self.cos, self.sin, heads, keys, values, offsets, dim)
+            query = rope_and_store(
+                qkv, positions, self.cos, self.sin, heads, keys, values, offsets, dim
+            )
             keys, values = keys.transpose(1, 2), values.transpose(1, 2)
             if cache is not None and slots is not None:
                 cache[0][index, slots, :, :length] = keys
                 cache[1][index, slots, :, :length] = values
             out = F.scaled_dot_product_attention(
-                query.view(batch, length, heads, dim).transpose(1, 2), keys, values, is_causal=True, enable_gqa=True
+                query.view(batch, length, heads, dim).transpose(1, 2),
+                keys,
+                values,
+                is_causal=True,
+                enable_gqa=True,
             )
             update = F.linear(out.transpose(1, 2).reshape(rows, heads * dim), layer.output)
             x = add_rms_norm(update, residual, layer.post_norm, config.rms_norm_eps)
             update = F.linear(silu_mul(F.linear(x, layer.gate_up)), layer.down)
-        hidden = add_rms_norm(update, residual, self.norm, config.rms_norm_eps).view(batch, length, -1)
+        hidden = add_rms_norm(update, residual, self.norm, config.rms_norm_eps).view(
+            batch, length, -1
+        )
         features = [kept[i].view(batch, length, -1) for i in feature_layers]
         return hidden, torch.cat(features, -1) if features else hidden[..., :0]

@@ -1,4 +1,4 @@
-"""The training loop: features on the fly, one optimizer step a batch, annealed by the clock or by a number of steps."""
+"""The training loop: features on the fly, annealed by the clock or by a number of steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class TrainSettings:
     """How a drafter is trained.
 
     Attributes:
-        steps, minutes: exactly one is set; the schedule (rate, lambda) runs over it, so a run always ends annealed.
+        steps, minutes: exactly one is set; the schedule (rate, lambda) runs over it, so a run
+            always ends annealed.
         batch_size, anchors: sequences a step, blocks a sequence.
         warmup: share of the run over which the rate rises.
         gamma: row ``j`` weighs ``exp(-j / gamma)``.
@@ -64,16 +65,24 @@ class TrainSettings:
 class Trainer:
     """State of one run: weights, optimizer, how far it has come.
 
-    The optimizer works on FP32 master weights; the module computes with copies of them in its own dtypes.
+    The optimizer works on FP32 master weights; the module computes with copies of them in its own
+    dtypes.
     """
 
     def __init__(
-        self, target: FrozenTarget, module: DraftModule, data: PackedSequences, settings: TrainSettings
+        self,
+        target: FrozenTarget,
+        module: DraftModule,
+        data: PackedSequences,
+        settings: TrainSettings,
     ) -> None:
         longest = int(data.lengths.max())
         supervised = data.prompt_lengths.to(data.lengths.device) + 1 < data.lengths
         refuse_unsupervised(torch.stack((supervised, supervised), -1))
-        limit = min(target.cos.shape[0], module.config.backbone.max_positions) - module.config.block_size
+        limit = (
+            min(target.cos.shape[0], module.config.backbone.max_positions)
+            - module.config.block_size
+        )
         if longest > limit:
             raise Refused("longest sequence", longest, f"at most {limit} tokens")
         self.target, self.module, self.settings = target, module, settings
@@ -84,9 +93,14 @@ class Trainer:
         decayed = [m for m in self.masters if m.dim() > 1]
         kept = [m for m in self.masters if m.dim() == 1]
         self.optimizer = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": kept, "weight_decay": 0.0}],
-            lr=settings.peak_rate, betas=(0.9, 0.95), fused=target.device.type == "cuda",
-        )  # fmt: skip
+            [
+                {"params": decayed, "weight_decay": settings.weight_decay},
+                {"params": kept, "weight_decay": 0.0},
+            ],
+            lr=settings.peak_rate,
+            betas=(0.9, 0.95),
+            fused=target.device.type == "cuda",
+        )
         self.step_number = 0
         self.elapsed = 0.0
 
@@ -98,7 +112,9 @@ class Trainer:
         assert self.settings.minutes is not None
         return self.elapsed / (60 * self.settings.minutes)
 
-    def run(self, log: Path | None = None, save: Path | None = None, save_every: float = 120.0) -> dict[str, float]:
+    def run(
+        self, log: Path | None = None, save: Path | None = None, save_every: float = 120.0
+    ) -> dict[str, float]:
         """Trains to the end of the schedule.
 
         Args:
@@ -118,11 +134,23 @@ class Trainer:
             measures = self.step()
             self.elapsed = time.monotonic() - begun
             if self.step_number % self.settings.log_every == 0 or self.progress >= 1.0:
-                line = {"step": self.step_number, "seconds": round(self.elapsed, 1), "progress": round(self.progress, 4)}
+                line = {
+                    "step": self.step_number,
+                    "seconds": round(self.elapsed, 1),
+                    "progress": round(self.progress, 4),
+                }
                 line |= {name: round(float(value), 4) for name, value in measures.items()}
                 if not line["loss"] == line["loss"]:
-                    raise Refused("loss", line["loss"], "a number", f"Training diverged by step {self.step_number}")
-                print("train " + " ".join(f"{name} {value:g}" for name, value in line.items()), flush=True)
+                    raise Refused(
+                        "loss",
+                        line["loss"],
+                        "a number",
+                        f"Training diverged by step {self.step_number}",
+                    )
+                print(
+                    "train " + " ".join(f"{name} {value:g}" for name, value in line.items()),
+                    flush=True,
+                )
                 if log is not None:
                     with log.open("a") as file:
                         file.write(json.dumps(line) + "\n")
@@ -144,14 +172,20 @@ class Trainer:
         tokens, supervised = self.data.batch(index, width)
         generator = torch.Generator(device=self.target.device)
         generator.manual_seed(self.settings.seed * 1_000_000_007 + self.step_number)
-        loss, measures = self.loss(tokens, supervised, correction_lambda(progress, self.settings.lambda_end), generator)
+        loss, measures = self.loss(
+            tokens, supervised, correction_lambda(progress, self.settings.lambda_end), generator
+        )
         loss.backward()
         self._update()
         self.step_number += 1
         return measures | {"rate": rate}
 
     def loss(
-        self, tokens: Tensor, supervised: Tensor, lam: float, generator: torch.Generator | None = None
+        self,
+        tokens: Tensor,
+        supervised: Tensor,
+        lam: float,
+        generator: torch.Generator | None = None,
     ) -> tuple[Tensor, dict[str, Tensor | float]]:
         """The objective on one batch.
 
@@ -160,8 +194,8 @@ class Trainer:
             lam: the base's share, `objective.correction_lambda`.
 
         Returns:
-            The loss, and measures: weighted cross-entropies of base and final logits, the share of right first proposals,
-            the teacher-forced accept length of whole blocks.
+            The loss, and measures: weighted cross-entropies of base and final logits, the share of
+            right first proposals, the teacher-forced accept length of whole blocks.
         """
         settings, module, target = self.settings, self.module, self.target
         config = module.config
@@ -170,27 +204,45 @@ class Trainer:
             anchors = sample_anchors(supervised, settings.anchors, generator)
             shift = config.domino is not None and config.domino.shift_label
             prefix = config.domino.prefix_len if config.domino is not None else config.block_size
-            labels = block_labels(tokens, supervised, anchors, config.block_size, shift, settings.gamma, prefix)
+            labels = block_labels(
+                tokens, supervised, anchors, config.block_size, shift, settings.gamma, prefix
+            )
             rows = labels.token.shape[-1]
             weight = (labels.weight / labels.weight.sum().clamp(min=1e-6)).flatten()
             teacher = None
             if settings.soft > 0:
-                before = (labels.position - 1).flatten(1)[..., None].expand(-1, -1, hidden.shape[-1])
+                before = (
+                    (labels.position - 1).flatten(1)[..., None].expand(-1, -1, hidden.shape[-1])
+                )
                 teacher = hidden.gather(1, before).flatten(0, 1)
         z = module.proposals(module.block_hidden(target, tokens, features, anchors)).flatten(0, 1)
         correction = out_weight = None
         if config.domino is not None:
-            entered = F.embedding(teacher_tokens(tokens, anchors, rows).flatten(0, 1), target.embedding)
-            correction = module.correction_input(z, entered) * labels.corrected.flatten(0, 1)[..., None]
-            correction, out_weight = correction.flatten(0, 1), module.embed_proj[2].weight
+            entered = F.embedding(
+                teacher_tokens(tokens, anchors, rows).flatten(0, 1), target.embedding
+            )
+            correction = (
+                module.correction_input(z, entered) * labels.corrected.flatten(0, 1)[..., None]
+            )
+            correction, out_weight = correction.flatten(0, 1), module.correction_out
         else:
             lam = 1.0
         found = draft_cross_entropy(
-            z.flatten(0, 1), correction, target.lm_head, out_weight, labels.token.flatten(),
-            weight * lam, weight * (1.0 - lam), teacher, settings.soft, settings.chunk,
-        )  # fmt: skip
+            z.flatten(0, 1),
+            correction,
+            target.lm_head,
+            out_weight,
+            labels.token.flatten(),
+            weight * lam,
+            weight * (1.0 - lam),
+            teacher,
+            settings.soft,
+            settings.chunk,
+        )
         with torch.no_grad():
-            right = (found.final_choice.view(-1, rows) == labels.token.flatten(0, 1)) & (labels.weight > 0).flatten(0, 1)
+            right = (found.final_choice.view(-1, rows) == labels.token.flatten(0, 1)) & (
+                labels.weight > 0
+            ).flatten(0, 1)
             blocks = anchors.valid.sum().clamp(min=1)
             measures: dict[str, Tensor | float] = {
                 "loss": found.loss.detach(),
@@ -209,7 +261,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.masters, self.settings.clip)
         self.optimizer.step()
         with torch.no_grad():
-            torch._foreach_copy_(self.parameters, self.masters)
+            torch._foreach_copy_(list[Tensor](self.parameters), self.masters)
 
     def checkpoint(self, path: Path) -> None:
         """Writes all that `resume` needs, whole or not at all."""
@@ -239,6 +291,6 @@ class Trainer:
             raise Refused("checkpoint", str(path), "a checkpoint of a drafter of the same sizes")
         with torch.no_grad():
             torch._foreach_copy_(self.masters, state["masters"])
-            torch._foreach_copy_(self.parameters, self.masters)
+            torch._foreach_copy_(list[Tensor](self.parameters), self.masters)
         self.optimizer.load_state_dict(state["optimizer"])
         self.step_number, self.elapsed = state["step"], state["elapsed"]

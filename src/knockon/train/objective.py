@@ -1,8 +1,9 @@
 """The training objective of a block drafter, as pure functions (spec: "Training objective").
 
-A block starts at an *anchor*: its first row holds the true token there, the others the mask. Row ``j`` of proposals, the
-``j``-th token after the anchor, has its label at position ``anchor + 1 + j``; which row of the backbone predicts it depends
-on ``shift_label``. The loss of a row is ``(1 - lambda) CE(base + correction) + lambda CE(base)``, weighted ``exp(-j/gamma)``.
+A block starts at an *anchor*: its first row holds the true token there, the others the mask. Row
+``j`` of proposals, the ``j``-th token after the anchor, has its label at position ``anchor + 1 +
+j``; which row of the backbone predicts it depends on ``shift_label``. The loss of a row is ``(1 -
+lambda) CE(base + correction) + lambda CE(base)``, weighted ``exp(-j/gamma)``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from knockon.errors import Refused
 
 
 class Anchors(NamedTuple):
-    """Blocks of a batch: ``position [b, N]`` int64 of each anchor, ``valid [b, N]`` false where a row had too few."""
+    """Blocks of a batch: ``position [b, N]`` int64; ``valid [b, N]`` false where too few."""
 
     position: Tensor
     valid: Tensor
@@ -40,7 +41,7 @@ class Labels(NamedTuple):
 
 
 def proposals_per_block(block_size: int, shift_label: bool) -> int:
-    """Rows that train: all ``L`` with shifted labels (they reach one token further), ``L - 1`` without."""
+    """Rows that train: all ``L`` with shifted labels (one token further), ``L - 1`` without."""
     return block_size if shift_label else block_size - 1
 
 
@@ -51,17 +52,20 @@ def refuse_unsupervised(supervised: Tensor) -> None:
         supervised: bool ``[..., T]``.
 
     Raises:
-        Refused: where no sequence has two supervised tokens in a row, that is, where no anchor exists.
+        Refused: where no sequence has two supervised tokens in a row, that is, where no anchor
+            exists.
     """
     if not bool((supervised[..., :-1] & supervised[..., 1:]).any()):
         raise Refused(
             "supervised tokens", int(supervised.sum()), "at least two in a row in some sequence",
-            "Every token is masked out of the loss: check prompt lengths or the pattern that marks the answers",
+            "Nothing would be learnt: check prompt lengths or what marks the answers",
         )  # fmt: skip
 
 
-def sample_anchors(supervised: Tensor, count: int, generator: torch.Generator | None = None) -> Anchors:
-    """Distinct anchors of each sequence, uniform among positions supervised together with the next one.
+def sample_anchors(
+    supervised: Tensor, count: int, generator: torch.Generator | None = None
+) -> Anchors:
+    """Distinct anchors, uniform among positions supervised together with the next one.
 
     Args:
         supervised: bool ``[b, T]``.
@@ -91,8 +95,8 @@ def block_labels(
 
     Args:
         tokens: ``[b, T]`` int64.
-        supervised: bool ``[b, T]``; a row counts while every token from its anchor to its label is supervised, so that a
-            block never reaches over a gap into another answer or document.
+        supervised: bool ``[b, T]``; a row counts while every token from its anchor to its label is
+            supervised, so that a block never reaches over a gap into another answer or document.
     """
     rows = proposals_per_block(block_size, shift_label)
     j = torch.arange(rows, device=tokens.device)
@@ -107,10 +111,10 @@ def block_labels(
 
 
 def teacher_tokens(tokens: Tensor, anchors: Anchors, rows: int) -> Tensor:
-    """True tokens that the GRU has read before row ``j``: those at ``anchor .. anchor + j``. ``[b, N, rows]``.
+    """True tokens read by the GRU before row ``j``, at ``anchor .. anchor + j``: ``[b, N, rows]``.
 
-    Row ``j``'s state is the GRU's output after the ``j``-th of them (from 0): the spec's ``s_j``, over
-    ``[bonus, d_0 .. d_{j-1}]``.
+    Row ``j``'s state is the GRU's output after the ``j``-th of them (from 0): the spec's ``s_j``,
+    over ``[bonus, d_0 .. d_{j-1}]``.
     """
     position = anchors.position[..., None] + torch.arange(rows, device=tokens.device)
     position = position.clamp(max=tokens.shape[1] - 1)
@@ -118,7 +122,7 @@ def teacher_tokens(tokens: Tensor, anchors: Anchors, rows: int) -> Tensor:
 
 
 def proposal_rows(hidden: Tensor, shift_label: bool) -> Tensor:
-    """Backbone rows ``[..., L, H]`` that make the proposals: all with shifted labels, else all but the first."""
+    """Rows of ``[..., L, H]`` that propose: all with shifted labels, else all but the first."""
     return hidden if shift_label else hidden[..., 1:, :]
 
 
@@ -129,7 +133,8 @@ def visibility(
 
     Args:
         length: context rows ``T`` of each sequence.
-        documents: ``[b, T]`` ids where several documents are packed in one row; a block sees only its own.
+        documents: ``[b, T]`` ids where several documents are packed in one row; a block sees only
+            its own.
 
     Returns:
         bool ``[b, N * L, T + N * L]``; keys are the context, then all blocks in order.
@@ -150,8 +155,8 @@ def correction_lambda(progress: float, lambda_end: float = 0.0, falls_over: floa
 
     Args:
         progress: 0 at the start, 1 at the end.
-        lambda_end: the published recipe ends at 0. Above 0 the backbone keeps being trained for its own argmax, which
-            is what the uncorrected first proposal rests on.
+        lambda_end: the published recipe ends at 0. Above 0 the backbone keeps being trained for its
+            own argmax, which is what the uncorrected first proposal rests on.
         falls_over: share of training over which it falls.
     """
     return lambda_end + (1.0 - lambda_end) * max(0.0, 1.0 - progress / falls_over)

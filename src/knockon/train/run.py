@@ -1,13 +1,13 @@
-"""The stages of making a drafter, each a command that leaves its result in a work folder for the next.
+"""The stages of making a drafter, each a command that leaves its result for the next.
 
-    python -m knockon.train.run generate --target MODEL --work DIR --prompts prompts.jsonl --minutes 8
-    python -m knockon.train.run train    --target MODEL --work DIR --minutes 14
-    python -m knockon.train.run evaluate --target MODEL --work DIR --workloads gsm8k.jsonl ...
-    python -m knockon.train.run export   --target MODEL --work DIR --out checkpoints/my-drafter --name my/model
-    python -m knockon.train.run all      ...
+    python -m knockon.train.run generate --target MODEL --work DIR --prompts prompts.jsonl --minutes
+    8 python -m knockon.train.run train    --target MODEL --work DIR --minutes 14 python -m
+    knockon.train.run evaluate --target MODEL --work DIR --workloads gsm8k.jsonl ... python -m
+    knockon.train.run export   --target MODEL --work DIR --out checkpoints/my-drafter --name
+    my/model python -m knockon.train.run all      ...
 
-A stage that was cut short goes on where it stood: ``train`` resumes from its last checkpoint, and ``all`` skips the stages
-whose result is there.
+A stage that was cut short goes on where it stood: ``train`` resumes from its last checkpoint, and
+``all`` skips the stages whose result is there.
 """
 
 from __future__ import annotations
@@ -30,26 +30,7 @@ from knockon.train.export import draft_config_dict, export, model_card
 from knockon.train.frozen_target import FrozenTarget
 from knockon.train.loop import Trainer, TrainSettings
 from knockon.train.sequences import PackedSequences
-from knockon.train.synthesize import ChatFormat, Recipe, RecipeSettings
-
-
-def read_prompts(path: Path | None) -> list[str]:
-    """First turns of a JSON-lines file of ``{"turns": [...]}``.
-
-    Raises:
-        Refused: a line of another form.
-    """
-    if path is None:
-        return []
-    prompts = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            prompts.append(str(json.loads(line)["turns"][0]))
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise Refused(f"{path}:{number}", line[:60], 'a JSON object with "turns"') from error
-    return prompts
+from knockon.train.synthesize import ChatFormat, Recipe, RecipeSettings, read_prompts
 
 
 class Pipeline:
@@ -66,7 +47,10 @@ class Pipeline:
         gpu = torch.cuda.is_available()
         self.device = torch.device("cuda" if gpu else "cpu")
         torch.set_float32_matmul_precision("high")
-        self.target = FrozenTarget.load(Path(args.target), self.device, torch.bfloat16 if gpu else torch.float32)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape of a mask
+        self.target = FrozenTarget.load(
+            Path(args.target), self.device, torch.bfloat16 if gpu else torch.float32
+        )
         self.chat = ChatFormat(load_tokenizer(args.target), self.target.config.eos_token_ids)
         self.sequences = self.work / "sequences.safetensors"
         self.checkpoint = self.work / "checkpoint.pt"
@@ -76,16 +60,21 @@ class Pipeline:
         """The drafter's ``config.json``."""
         args = self.args
         return draft_config_dict(
-            self.target.config, layers=args.layers, target_layer_ids=tuple(args.target_layers),
-            mask_token_id=args.mask_id, block_size=args.block_size, gru_size=args.gru_size,
-            correction_size=args.correction_size, domino=not args.dflash,
-        )  # fmt: skip
+            self.target.config,
+            layers=args.layers,
+            target_layer_ids=tuple(args.target_layers),
+            mask_token_id=args.mask_id,
+            block_size=args.block_size,
+            gru_size=args.gru_size,
+            correction_size=args.correction_size,
+            domino=not args.dflash,
+        )
 
     def generate(self) -> None:
         """Writes ``sequences.safetensors`` and ``generate.json``."""
         args = self.args
         settings = RecipeSettings(max_new=args.max_new, seed=args.seed)
-        recipe = Recipe(self.chat, read_prompts(args.prompts), settings)
+        recipe = Recipe(self.chat, read_prompts(args.prompts) if args.prompts else [], settings)
         room = max(settings.max_new, settings.max_user)
         generator = BulkGenerator(
             self.target, args.slots, settings.max_prompt, room, self.chat.stop_ids, seed=args.seed
@@ -101,7 +90,8 @@ class Pipeline:
                 shown = now
                 counts = recipe.counts
                 print(
-                    f"generate {now - begun:.0f} s: {len(recipe.sequences)} sequences, {counts.answer_tokens} answer tokens, "
+                    f"generate {now - begun:.0f} s: {len(recipe.sequences)} sequences, "
+                    f"{counts.answer_tokens} answer tokens, "
                     f"{counts.prompts_kept} of {counts.prompts_written} written prompts kept, "
                     f"{int(generator.generated) / (now - begun):.0f} tokens/s",
                     flush=True,
@@ -133,10 +123,17 @@ class Pipeline:
         """With the settings of the command line."""
         args = self.args
         settings = TrainSettings(
-            steps=args.steps, minutes=None if args.steps else args.minutes, batch_size=args.batch_size,
-            anchors=args.anchors, peak_rate=args.rate, gamma=args.gamma, lambda_end=args.lambda_end,
-            soft=args.soft, chunk=args.chunk, seed=args.seed,
-        )  # fmt: skip
+            steps=args.steps,
+            minutes=None if args.steps else args.minutes,
+            batch_size=args.batch_size,
+            anchors=args.anchors,
+            peak_rate=args.rate,
+            gamma=args.gamma,
+            lambda_end=args.lambda_end,
+            soft=args.soft,
+            chunk=args.chunk,
+            seed=args.seed,
+        )
         return Trainer(self.target, module, data, settings)
 
     def train(self) -> None:
@@ -145,7 +142,9 @@ class Pipeline:
         trainer = self.trainer(module, PackedSequences.load(self.sequences))
         if self.checkpoint.exists():
             trainer.resume(self.checkpoint)
-            print(f"train resumes at step {trainer.step_number}, {trainer.elapsed:.0f} s", flush=True)
+            print(
+                f"train resumes at step {trainer.step_number}, {trainer.elapsed:.0f} s", flush=True
+            )
         if self.args.compile:
             module.compile_backbone()
         last = trainer.run(self.work / "train.jsonl", self.checkpoint)
@@ -155,10 +154,14 @@ class Pipeline:
             "sequences a step": self.args.batch_size,
             "blocks a sequence": self.args.anchors,
             "epochs": round(trainer.step_number / trainer.order.batches_per_epoch, 2),
-            "peak rate": self.args.rate, "gamma": self.args.gamma, "lambda ends at": self.args.lambda_end,
+            "peak rate": self.args.rate,
+            "gamma": self.args.gamma,
+            "lambda ends at": self.args.lambda_end,
             "share of the target's distribution in the labels": self.args.soft,
-            "started from": "the target's last layers" if self.args.start == "target" else "random weights",
-        }  # fmt: skip
+            "started from": "the target's last layers"
+            if self.args.start == "target"
+            else "random weights",
+        }
         (self.work / "train.json").write_text(json.dumps(facts | {"last": last}, indent=1))
 
     def trained(self) -> DraftModule:
@@ -187,10 +190,15 @@ class Pipeline:
         table = accept_lengths(self.trained(), self.target, held_out, widths)
         self.accept.write_text(json.dumps(table, indent=1))
         print(format_table(table))
-        print(f"evaluate: answers {answered - begun:.1f} s, replay {time.monotonic() - answered:.1f} s", flush=True)
+        print(
+            f"evaluate: answers {answered - begun:.1f} s, "
+            f"replay {time.monotonic() - answered:.1f} s",
+            flush=True,
+        )
 
     def export(self) -> None:
         """Writes the published folder."""
+
         def facts(name: str) -> dict[str, Any]:
             path = self.work / name
             return json.loads(path.read_text()) if path.exists() else {}
@@ -199,9 +207,13 @@ class Pipeline:
         config = self.draft_config()
         training = {name: value for name, value in facts("train.json").items() if name != "last"}
         card = model_card(
-            self.args.name, self.args.license, config, facts("generate.json"), training,
+            self.args.name,
+            self.args.license,
+            config,
+            facts("generate.json"),
+            training,
             format_table(table) if table else "not measured",
-        )  # fmt: skip
+        )
         out = Path(self.args.out)
         export(self.trained(), config, out, card)
         print(f"export: {sorted(path.name for path in out.iterdir())}", flush=True)
@@ -222,7 +234,9 @@ class Pipeline:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(prog="python -m knockon.train.run", description=__doc__.splitlines()[0])
+    found = argparse.ArgumentParser(
+        prog="python -m knockon.train.run", description=__doc__.splitlines()[0]
+    )
     add = found.add_argument
     add("stage", choices=("generate", "train", "evaluate", "export", "all"))
     add("--target", required=True, help="Hugging Face folder or GGUF file")
@@ -230,18 +244,33 @@ def parser() -> argparse.ArgumentParser:
     add("--minutes", type=float, default=10.0, help="of the stage; with all: of training")
     add("--generate-minutes", type=float, default=8.0, help="of generation, with all")
     add("--steps", type=int, help="train for so many steps instead of by the clock")
-    add("--prompts", type=Path, help='JSON lines of {"turns": [...]} to answer besides self-written prompts')
+    add(
+        "--prompts",
+        type=Path,
+        help='JSON lines of {"turns": [...]} to answer besides self-written prompts',
+    )
     add("--slots", type=int, default=2048, help="sequences generated at once")
     add("--max-new", type=int, default=192, help="cap on a training answer")
     add("--seed", type=int, default=0)
     add("--layers", type=int, default=4, help="draft layers")
-    add("--target-layers", type=int, nargs="+", required=True, help="target layers whose outputs the drafter reads")
+    add(
+        "--target-layers",
+        type=int,
+        nargs="+",
+        required=True,
+        help="target layers whose outputs the drafter reads",
+    )
     add("--mask-id", type=int, required=True, help="token that stands for a masked position")
     add("--block-size", type=int, default=16)
     add("--gru-size", type=int, default=256)
     add("--correction-size", type=int, default=64)
     add("--dflash", action="store_true", help="plain DFlash, without the Domino head")
-    add("--start", choices=("target", "random"), default="target", help="starting weights of the draft layers")
+    add(
+        "--start",
+        choices=("target", "random"),
+        default="target",
+        help="starting weights of the draft layers",
+    )
     add("--batch-size", type=int, default=64)
     add("--anchors", type=int, default=24, help="blocks a sequence")
     add("--rate", type=float, default=1e-3)

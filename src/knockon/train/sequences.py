@@ -1,4 +1,4 @@
-"""Training sequences, packed: one flat array of tokens, where each begins, and how much of each is prompt."""
+"""Training sequences, packed: one flat array of tokens, and where each prompt and answer begins."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ class PackedSequences:
     prompt_lengths: Tensor
 
     @classmethod
-    def pack(cls, sequences: Sequence[tuple[list[int], list[int]]]) -> PackedSequences:
+    def pack(cls, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> PackedSequences:
         """From (prompt, answer) pairs."""
-        lengths = np.array([len(prompt) + len(answer) for prompt, answer in sequences], dtype=np.int64)
+        lengths = np.array(
+            [len(prompt) + len(answer) for prompt, answer in sequences], dtype=np.int64
+        )
         tokens = np.empty(int(lengths.sum()), dtype=np.int32)
         offsets = np.concatenate((np.zeros(1, np.int64), lengths.cumsum()))
         for start, (prompt, answer) in zip(offsets, sequences, strict=False):
@@ -54,13 +56,18 @@ class PackedSequences:
         return int(self.tokens.shape[0]) - int(self.prompt_lengths.sum())
 
     def to(self, device: torch.device) -> PackedSequences:
-        return PackedSequences(self.tokens.to(device), self.offsets.to(device), self.prompt_lengths.to(device))
+        return PackedSequences(
+            self.tokens.to(device), self.offsets.to(device), self.prompt_lengths.to(device)
+        )
 
     def save(self, path: Path) -> None:
         """Writes one safetensors file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        save_file({"tokens": self.tokens, "offsets": self.offsets, "prompt_lengths": self.prompt_lengths}, partial)
+        save_file(
+            {"tokens": self.tokens, "offsets": self.offsets, "prompt_lengths": self.prompt_lengths},
+            partial,
+        )
         partial.replace(path)
 
     @classmethod
@@ -71,8 +78,15 @@ class PackedSequences:
         if missing:
             raise Refused(str(path), sorted(parts), "tokens, offsets and prompt_lengths")
         found = cls(parts["tokens"], parts["offsets"], parts["prompt_lengths"])
-        if int(found.offsets[-1]) != found.tokens.shape[0] or found.offsets.shape[0] != len(found) + 1:
-            raise Refused(str(path), found.tokens.shape[0], f"{int(found.offsets[-1])} tokens, as its offsets say")
+        if (
+            int(found.offsets[-1]) != found.tokens.shape[0]
+            or found.offsets.shape[0] != len(found) + 1
+        ):
+            raise Refused(
+                str(path),
+                found.tokens.shape[0],
+                f"{int(found.offsets[-1])} tokens, as its offsets say",
+            )
         return found
 
     def batch(self, index: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -95,17 +109,25 @@ class PackedSequences:
 
 
 class BatchOrder:
-    """Which sequences make batch number ``k``: a function of the seed and ``k`` alone, so that a resumed run goes on.
+    """Which sequences make batch number ``k``: a function of seed and ``k`` alone, for resuming.
 
-    Every epoch goes through all sequences in a new order. Batches are made of sequences of similar length, so that little
-    of them is padding, and come in random order within a stretch of `stretch` batches.
+    Every epoch goes through all sequences in a new order. Batches are made of sequences of similar
+    length, so that little of them is padding, and come in random order within a stretch of
+    `stretch` batches.
     """
 
-    def __init__(self, lengths: Tensor, batch_size: int, seed: int, stretch: int = 64, multiple: int = 64) -> None:
+    def __init__(
+        self, lengths: Tensor, batch_size: int, seed: int, stretch: int = 64, multiple: int = 64
+    ) -> None:
         if len(lengths) < batch_size:
             raise Refused("sequences", len(lengths), f"at least one batch of {batch_size}")
         self.lengths = lengths.cpu().numpy()
-        self.batch_size, self.seed, self.stretch, self.multiple = batch_size, seed, stretch, multiple
+        self.batch_size, self.seed, self.stretch, self.multiple = (
+            batch_size,
+            seed,
+            stretch,
+            multiple,
+        )
         self.batches_per_epoch = len(self.lengths) // batch_size
         self._epoch = -1
         self._batches: list[np.ndarray] = []

@@ -1,16 +1,20 @@
-"""What the target is asked while training data is made: prompts given, prompts it writes itself, and follow-ups.
+"""What the target is asked while data is made: given prompts, its own prompts, follow-ups.
 
-Self-written prompts are made as in Magpie (arXiv 2406.08464): the chat template is fed up to the head of the user's turn and
-the model, sampling, writes what a user would say. Openings steer it towards the kinds of work that drafters are wanted for.
-Answers are greedy, since most serving is; prompts from a file also get sampled answers.
+Self-written prompts are made as in Magpie (arXiv 2406.08464): the chat template is fed up to the
+head of the user's turn and the model, sampling, writes what a user would say. Openings steer it
+towards the kinds of work that drafters are wanted for. Answers are greedy, since most serving is;
+prompts from a file also get sampled answers.
 """
 
 from __future__ import annotations
 
+import json
 import random
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from knockon.errors import Refused
@@ -21,44 +25,149 @@ _MARK = "\u2042 the user's words \u2042"
 OPENINGS: dict[str, tuple[str, ...]] = {
     "free": ("",),
     "code": (
-        "Write a Python function", "Write a function to", "Write a python function to", "Complete the following Python function.\n\n```python\ndef",
-        "Implement a function that", "def ", "```python\ndef ", "Create a Python class", "Fix the bug in this Python code:\n\n",
-        "Write a Python program", "Given a list of", "What does this Python code do?\n\n", "from typing import List\n\n\ndef ",
-        "Complete this function:\n\ndef", "Write a SQL query", "Write a function that takes a string",
+        "Write a Python function",
+        "Write a function to",
+        "Write a python function to",
+        "Complete the following Python function.\n\n```python\ndef",
+        "Implement a function that",
+        "def ",
+        "```python\ndef ",
+        "Create a Python class",
+        "Fix the bug in this Python code:\n\n",
+        "Write a Python program",
+        "Given a list of",
+        "What does this Python code do?\n\n",
+        "from typing import List\n\n\ndef ",
+        "Complete this function:\n\ndef",
+        "Write a SQL query",
+        "Write a function that takes a string",
     ),
     "arithmetic": (
-        "A farmer has", "A store sells", "If a train", "Sarah has", "Tom bought", "There are", "Maria is", "Each day,", "Calculate", "John earns $",
-        "A recipe calls for", "The total cost of", "Lisa and", "Mr. ", "In a class of", "How many",
+        "A farmer has",
+        "A store sells",
+        "If a train",
+        "Sarah has",
+        "Tom bought",
+        "There are",
+        "Maria is",
+        "Each day,",
+        "Calculate",
+        "John earns $",
+        "A recipe calls for",
+        "The total cost of",
+        "Lisa and",
+        "Mr. ",
+        "In a class of",
+        "How many",
     ),
     "maths": (
-        "Solve", "Solve for $x$:", "Find the value of", "What is the", "Simplify", "Let $", "Compute", "If $", "Evaluate", "Find all",
-        "A triangle has", "What is the probability", "Determine", "How many positive integers", "Let $f(x) =", "Prove that",
+        "Solve",
+        "Solve for $x$:",
+        "Find the value of",
+        "What is the",
+        "Simplify",
+        "Let $",
+        "Compute",
+        "If $",
+        "Evaluate",
+        "Find all",
+        "A triangle has",
+        "What is the probability",
+        "Determine",
+        "How many positive integers",
+        "Let $f(x) =",
+        "Prove that",
     ),
     "instruction": (
-        "Explain", "Describe", "List", "Summarize", "Translate", "Classify", "Rewrite the following sentence", "Generate", "Give me", "Identify", "Compare",
-        "Suggest", "Create a list of", "Design", "Name", "Edit the following", "What are the", "Convert", "Find the", "Provide",
+        "Explain",
+        "Describe",
+        "List",
+        "Summarize",
+        "Translate",
+        "Classify",
+        "Rewrite the following sentence",
+        "Generate",
+        "Give me",
+        "Identify",
+        "Compare",
+        "Suggest",
+        "Create a list of",
+        "Design",
+        "Name",
+        "Edit the following",
+        "What are the",
+        "Convert",
+        "Find the",
+        "Provide",
     ),
     "writing": (
-        "Write a", "Write an essay", "Write a short story", "Compose", "Draft an email", "Write a poem", "Write a blog post", "Imagine you are",
-        "Pretend to be", "Write a letter", "Write a persuasive",
+        "Write a",
+        "Write an essay",
+        "Write a short story",
+        "Compose",
+        "Draft an email",
+        "Write a poem",
+        "Write a blog post",
+        "Imagine you are",
+        "Pretend to be",
+        "Write a letter",
+        "Write a persuasive",
     ),
     "questions": (
-        "What", "How", "Why", "How do I", "Can you", "Who", "When", "Which", "I have", "I need", "I want to", "Is it", "Tell me about", "Could you",
-        "What is the difference between", "Discuss",
+        "What",
+        "How",
+        "Why",
+        "How do I",
+        "Can you",
+        "Who",
+        "When",
+        "Which",
+        "I have",
+        "I need",
+        "I want to",
+        "Is it",
+        "Tell me about",
+        "Could you",
+        "What is the difference between",
+        "Discuss",
     ),
-}  # fmt: skip
+}
 """Openings by kind of work; kinds are drawn with `KIND_WEIGHTS`, openings evenly."""
 
 KIND_WEIGHTS = {
-    "free": 2.0, "code": 3.5, "arithmetic": 1.5, "maths": 2.0, "instruction": 2.0, "writing": 1.5, "questions": 1.5,
-}  # fmt: skip
+    "free": 2.0,
+    "code": 3.5,
+    "arithmetic": 1.5,
+    "maths": 2.0,
+    "instruction": 2.0,
+    "writing": 1.5,
+    "questions": 1.5,
+}
+
+
+def read_prompts(path: Path) -> list[str]:
+    """First turns of a JSON-lines file of ``{"turns": [...]}``.
+
+    Raises:
+        Refused: a line of another form.
+    """
+    prompts = []
+    for number, line in enumerate(path.read_text().split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            prompts.append(str(json.loads(line)["turns"][0]))
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise Refused(f"{path}:{number}", line[:60], 'a JSON object with "turns"') from error
+    return prompts
 
 
 class ChatFormat:
     """A tokenizer's chat template, cut at the user's words.
 
     Args:
-        tokenizer: with a chat template; ``apply_chat_template`` adds the template's own system prompt.
+        tokenizer: with a chat template; ``apply_chat_template`` adds the template's own system
+            prompt.
         stop_ids: tokens that end a turn.
 
     Raises:
@@ -71,7 +180,9 @@ class ChatFormat:
         self.before, self.after = self._cut([{"role": "user", "content": _MARK}])
 
     def _render(self, messages: list[dict[str, str]]) -> str:
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return str(
+            self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
 
     def _cut(self, messages: list[dict[str, str]]) -> tuple[str, str]:
         parts = self._render(messages).split(_MARK)
@@ -97,7 +208,10 @@ class ChatFormat:
         """Tokens between an answer's stop token and the user's next words."""
         answer = "\u2042 the answer \u2042"
         roles = ("user", "assistant", "user")
-        turns = [{"role": role, "content": text} for role, text in zip(roles, ("q", answer, _MARK), strict=True)]
+        turns = [
+            {"role": role, "content": text}
+            for role, text in zip(roles, ("q", answer, _MARK), strict=True)
+        ]
         middle = self._cut(turns)[0].partition(answer)[2]
         ids = self.ids([middle])[0]
         if not ids or ids[0] not in self.stop_ids:
@@ -144,17 +258,19 @@ class Counts:
 
 
 class Recipe:
-    """The endless list of jobs, fed by what comes back: answers to self-written prompts, then follow-ups.
+    """The endless list of jobs, fed by what comes back: answers to written prompts, follow-ups.
 
     Give `next_jobs` and `finished` to a `BulkGenerator`; `sequences` grows.
     """
 
-    def __init__(self, chat: ChatFormat, file_prompts: Sequence[str], settings: RecipeSettings) -> None:
+    def __init__(
+        self, chat: ChatFormat, file_prompts: Sequence[str], settings: RecipeSettings
+    ) -> None:
         self.chat = chat
         self.settings = settings
         self.random = random.Random(settings.seed)
         self.counts = Counts()
-        self.sequences: list[tuple[list[int], list[int]]] = []
+        self.sequences: list[tuple[array[int], array[int]]] = []
         self._ready: deque[Job] = deque()
         self._seen: set[str] = set()
         self._openings = {kind: chat.openings(texts) for kind, texts in OPENINGS.items()}
@@ -167,7 +283,9 @@ class Recipe:
         self._seen.update(prompts)
         encoded = [ids for ids in self.chat.encode(prompts) if len(ids) <= self.settings.max_prompt]
         for temperature in (0.0, *self.settings.sampled_temperatures):
-            self._file.extend(Job(ids, self.settings.max_new, temperature, "file") for ids in encoded)
+            self._file.extend(
+                Job(ids, self.settings.max_new, temperature, "file") for ids in encoded
+            )
 
     def next_jobs(self, count: int) -> list[Job]:
         """Answers first, so that a run cut short leaves few prompts unanswered."""
@@ -179,7 +297,14 @@ class Recipe:
                 kind = self.random.choices(list(KIND_WEIGHTS), list(KIND_WEIGHTS.values()))[0]
                 number = self.random.randrange(len(self._openings[kind]))
                 ids = self._openings[kind][number]
-                jobs.append(Job(ids, self.settings.max_user, self.settings.prompt_temperature, f"write {kind} {number}"))
+                jobs.append(
+                    Job(
+                        ids,
+                        self.settings.max_user,
+                        self.settings.prompt_temperature,
+                        f"write {kind} {number}",
+                    )
+                )
         return jobs
 
     def finished(self, done: list[Finished]) -> None:
@@ -194,7 +319,9 @@ class Recipe:
     def _queue_answers(self, turns: list[Finished]) -> None:
         self.counts.prompts_written += len(turns)
         texts, kinds = [], []
-        for item, written in zip(turns, self.chat.decode([item.tokens for item in turns]), strict=True):
+        for item, written in zip(
+            turns, self.chat.decode([item.tokens for item in turns]), strict=True
+        ):
             _, kind, number = item.job.kind.split(" ")
             text = (OPENINGS[kind][int(number)] + written).strip()
             if item.stopped and usable(text) and text not in self._seen:
@@ -208,7 +335,9 @@ class Recipe:
 
     def _queue_follow_ups(self, items: list[Finished]) -> None:
         texts = []
-        for item, written in zip(items, self.chat.decode([item.tokens for item in items]), strict=True):
+        for item, written in zip(
+            items, self.chat.decode([item.tokens for item in items]), strict=True
+        ):
             if item.stopped and usable(written.strip()):
                 conversation = self.chat.tokenizer.decode(item.job.prompt)
                 texts.append(conversation + written.strip() + self.chat.after)
@@ -221,22 +350,26 @@ class Recipe:
         for item in answers:
             if len(item.tokens) < 4:
                 continue
-            self.sequences.append((item.job.prompt, item.tokens))
+            self.sequences.append((array("i", item.job.prompt), array("i", item.tokens)))
             counts.answers[item.job.kind] = counts.answers.get(item.job.kind, 0) + 1
             counts.answer_tokens += len(item.tokens)
             room = self.settings.max_prompt - self.settings.max_user // 2
             fits = len(item.job.prompt) + len(item.tokens) <= room
-            if item.stopped and fits and item.job.kind != "second":
-                if self.random.random() < self.settings.follow_up_share:
-                    chosen.append(item)
+            wanted = item.stopped and fits and item.job.kind != "second"
+            if wanted and self.random.random() < self.settings.follow_up_share:
+                chosen.append(item)
         for item in chosen:
             prompt = item.job.prompt + item.tokens + self._between
-            self._ready.append(Job(prompt, self.settings.max_user, self.settings.prompt_temperature, "follow "))
+            self._ready.append(
+                Job(prompt, self.settings.max_user, self.settings.prompt_temperature, "follow ")
+            )
 
 
 def usable(text: str) -> bool:
-    """Whether a self-written turn is worth an answer: some length, mostly printable, not one token over and over."""
+    """Whether a written turn is worth an answer: long enough, printable, not one word repeated."""
     words = text.split()
     if len(text) < 12 or len(words) < 3:
         return False
-    return len(set(words)) >= 0.3 * len(words) and sum(c.isprintable() or c == "\n" for c in text) >= 0.98 * len(text)
+    return len(set(words)) >= 0.3 * len(words) and sum(
+        c.isprintable() or c == "\n" for c in text
+    ) >= 0.98 * len(text)

@@ -1,5 +1,8 @@
 """Triton kernels for bulk decoding. `decode_kernels` holds their signatures and plain twins."""
 
+# Kernel signatures are Triton's, not Python's.
+# mypy: disable-error-code="no-untyped-def"
+
 from __future__ import annotations
 
 import math
@@ -31,7 +34,10 @@ def _add_rms_norm(x, residual, weight, out, size, eps, HAS_X: tl.constexpr, BLOC
     inside = at < size
     value = tl.load(residual + row * size + at, mask=inside, other=0.0)
     if HAS_X:
-        value = (value.to(tl.float32) + tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)).to(value.dtype)
+        value = (
+            value.to(tl.float32)
+            + tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
+        ).to(value.dtype)
         tl.store(residual + row * size + at, value, mask=inside)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
@@ -44,9 +50,16 @@ def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float)
     rows, size = residual.shape
     out = torch.empty_like(residual)
     _add_rms_norm[(rows,)](
-        residual if x is None else x, residual, weight, out, size, eps,
-        HAS_X=x is not None, BLOCK=_power_of_two(size), num_warps=4,
-    )  # fmt: skip
+        residual if x is None else x,
+        residual,
+        weight,
+        out,
+        size,
+        eps,
+        HAS_X=x is not None,
+        BLOCK=_power_of_two(size),
+        num_warps=4,
+    )
     return out
 
 
@@ -72,9 +85,20 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 @_jit
 def _rope_and_store(
-    qkv, positions, cos, sin, query, keys, values, offsets, head_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    positions,
+    cos,
+    sin,
+    query,
+    keys,
+    values,
+    offsets,
+    head_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    TILE: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, TILE)[:, None]
     lane = tl.arange(0, HALF)[None, :]
@@ -119,17 +143,39 @@ def rope_and_store(
     total = qkv.shape[1] // (2 * half)
     query = qkv.new_empty(rows, heads, 2 * half)
     _rope_and_store[(rows,)](
-        qkv, positions, cos, sin, query, key_out, value_out, offsets, head_stride,
-        HEADS=heads, KV_HEADS=(total - heads) // 2, HALF=half, TILE=_power_of_two(total), num_warps=2,
-    )  # fmt: skip
+        qkv,
+        positions,
+        cos,
+        sin,
+        query,
+        key_out,
+        value_out,
+        offsets,
+        head_stride,
+        HEADS=heads,
+        KV_HEADS=(total - heads) // 2,
+        HALF=half,
+        TILE=_power_of_two(total),
+        num_warps=2,
+    )
     return query
 
 
 @_jit
 def _decode_attention(
-    query, keys, values, lengths, out, scale, capacity,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    query,
+    keys,
+    values,
+    lengths,
+    out,
+    scale,
+    capacity,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+):
     batch = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     member = tl.arange(0, TILE)
@@ -144,13 +190,17 @@ def _decode_attention(
     for start in range(0, seen, BLOCK):
         at = start + tl.arange(0, BLOCK)
         inside = at < seen
-        k = tl.load(keys + base + at[:, None] * DIM + lane[None, :], mask=inside[:, None], other=0.0)
+        k = tl.load(
+            keys + base + at[:, None] * DIM + lane[None, :], mask=inside[:, None], other=0.0
+        )
         score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         score = tl.where(inside[None, :], score, float("-inf"))
         new_best = tl.maximum(best, tl.max(score, 1))
         weight = tl.exp2(score - new_best[:, None])
         fade = tl.exp2(best - new_best)
-        v = tl.load(values + base + at[:, None] * DIM + lane[None, :], mask=inside[:, None], other=0.0)
+        v = tl.load(
+            values + base + at[:, None] * DIM + lane[None, :], mask=inside[:, None], other=0.0
+        )
         total = total * fade + tl.sum(weight, 1)
         acc = acc * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         best = new_best
@@ -162,10 +212,21 @@ def decode_attention(query: Tensor, keys: Tensor, values: Tensor, lengths: Tenso
     kv_heads, capacity = keys.shape[1], keys.shape[2]
     out = torch.empty_like(query)
     _decode_attention[(batch, kv_heads)](
-        query, keys, values, lengths, out, math.log2(math.e) / math.sqrt(dim), capacity,
-        KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, BLOCK=64,
-        TILE=max(16, _power_of_two(heads // kv_heads)), num_warps=4, num_stages=3,
-    )  # fmt: skip
+        query,
+        keys,
+        values,
+        lengths,
+        out,
+        math.log2(math.e) / math.sqrt(dim),
+        capacity,
+        KV_HEADS=kv_heads,
+        GROUP=heads // kv_heads,
+        DIM=dim,
+        BLOCK=64,
+        TILE=max(16, _power_of_two(heads // kv_heads)),
+        num_warps=4,
+        num_stages=3,
+    )
     return out.view(batch, heads * dim)
 
 
@@ -177,7 +238,9 @@ def _sample(logits, temperature, seed, out, vocab, log_min_p, BLOCK: tl.constexp
     index = tl.full([BLOCK], 0, tl.int32) + vocab
     for start in range(0, vocab, BLOCK):
         at = start + lane
-        value = tl.load(logits + row * vocab + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        value = tl.load(logits + row * vocab + at, mask=at < vocab, other=float("-inf")).to(
+            tl.float32
+        )
         better = value > best
         best = tl.where(better, value, best)
         index = tl.where(better, at, index)
@@ -190,7 +253,9 @@ def _sample(logits, temperature, seed, out, vocab, log_min_p, BLOCK: tl.constexp
         index = tl.full([BLOCK], 0, tl.int32) + vocab
         for start in range(0, vocab, BLOCK):
             at = start + lane
-            value = tl.load(logits + row * vocab + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+            value = tl.load(logits + row * vocab + at, mask=at < vocab, other=float("-inf")).to(
+                tl.float32
+            )
             scaled = (value - top) / warmth
             uniform = tl.maximum(tl.rand(noise_seed, (row * vocab + at).to(tl.int32)), 1e-10)
             noisy = tl.where(scaled >= log_min_p, scaled - tl.log(-tl.log(uniform)), float("-inf"))
@@ -212,9 +277,21 @@ def sample(logits: Tensor, temperature: Tensor, min_p: float, seed: Tensor) -> T
 
 @_jit
 def _chunk_cross_entropy(
-    base, shift, teacher, labels, base_weight, final_weight, soft, base_loss, final_loss, base_choice, final_choice,
-    vocab, SOFT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    base,
+    shift,
+    teacher,
+    labels,
+    base_weight,
+    final_weight,
+    soft,
+    base_loss,
+    final_loss,
+    base_choice,
+    final_choice,
+    vocab,
+    SOFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     start_of_row = row * vocab
@@ -252,7 +329,9 @@ def _chunk_cross_entropy(
     lse_teacher = 0.0
     if SOFT:
         top_teacher = tl.max(best_teacher, 0)
-        lse_teacher = top_teacher + tl.log(tl.sum(sum_teacher * tl.exp(best_teacher - top_teacher), 0))
+        lse_teacher = top_teacher + tl.log(
+            tl.sum(sum_teacher * tl.exp(best_teacher - top_teacher), 0)
+        )
     chosen = tl.min(tl.where(best_base == top_base, index_base, vocab), 0)
     tl.store(base_choice + row, chosen.to(tl.int64))
     chosen = tl.min(tl.where(best_final == top_final, index_final, vocab), 0)
@@ -299,7 +378,19 @@ def chunk_cross_entropy(
 ) -> None:
     rows, vocab = base.shape
     _chunk_cross_entropy[(rows,)](
-        base, shift, base if teacher is None else teacher, labels, base_weight, final_weight, soft,
-        base_loss, final_loss, base_choice, final_choice, vocab,
-        SOFT=teacher is not None, BLOCK=min(2048, _power_of_two(vocab)), num_warps=8,
-    )  # fmt: skip
+        base,
+        shift,
+        base if teacher is None else teacher,
+        labels,
+        base_weight,
+        final_weight,
+        soft,
+        base_loss,
+        final_loss,
+        base_choice,
+        final_choice,
+        vocab,
+        SOFT=teacher is not None,
+        BLOCK=min(2048, _power_of_two(vocab)),
+        num_warps=8,
+    )
