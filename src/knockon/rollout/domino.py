@@ -41,8 +41,8 @@ class DominoRollout:
         group: the ranks. Construction takes collectives, so all ranks construct together.
         pool_size: ``K``; 0, or ``V`` and more, scores the whole vocabulary.
         exchange: ``"auto"``, ``"full"`` or ``"compact"``; without a pool it is always full.
-        gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, by the rule of
-            :func:`knockon.rollout.gates.choose_gate_table`. ``gate_table_bytes`` tells the cost.
+        gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, by the rule
+            of :func:`knockon.rollout.gates.choose_gate_table`. ``gate_table_bytes`` tells the cost.
         shards: every rank's shard, where the caller knows them; else the ranks tell each other.
 
     Attributes:
