@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_targets import CASES, make_reference, relative_error, run_chunks
 from torch import Tensor
 
 from knockon.models.target import load_target
 from knockon.parallel import SingleRank
-from lockstep import LockstepGroup, run_ranks
+from tests.lockstep import LockstepGroup, run_ranks
+from tests.models.tiny_targets import CASES, make_reference, relative_error, run_chunks
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -9,8 +9,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_writing import write_gguf
-from tiny_targets import make_reference, relative_error, rope, run_chunks
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from knockon.errors import Refused
@@ -18,6 +16,8 @@ from knockon.layers.rotary import RopeConfig, inverse_frequencies
 from knockon.models.gguf_source import GGUFFile
 from knockon.models.target import load_target, read_config
 from knockon.parallel import SingleRank
+from tests.models.gguf_writing import write_gguf
+from tests.models.tiny_targets import make_reference, relative_error, rope, run_chunks
 
 Kind = gguf.GGMLQuantizationType
 BLOCKS = {"hidden_size": 96, "intermediate_size": 96, "head_dim": 32}  # rows of whole blocks

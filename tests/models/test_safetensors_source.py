@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_targets import CASES, make_reference, relative_error, run_chunks
 
 from knockon.errors import Refused
 from knockon.models.safetensors_source import SafetensorsFolder
 from knockon.models.target import load_target
 from knockon.parallel import SingleRank
+from tests.models.tiny_targets import CASES, make_reference, relative_error, run_chunks
 
 
 def write_sharded(path: Path) -> list[Path]:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_targets import relative_error, run_chunks
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from knockon.models.target import load_target
 from knockon.models.tokenizer import load_tokenizer
-from lockstep import LockstepGroup, run_ranks
+from tests.lockstep import LockstepGroup, run_ranks
+from tests.models.tiny_targets import relative_error, run_chunks
 
 PROMPT = "The capital of France is Paris. Water boils at 100 degrees. def f(x): return"
 
