@@ -55,7 +55,6 @@ def block(batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.
         ([NAN, NAN], 0),
         ([-0.0, 0.0, 0.0], 0),
         ([0.0, INF, INF], 1),
-        ([NAN, -INF], 0),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
