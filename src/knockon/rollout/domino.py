@@ -41,8 +41,8 @@ class DominoRollout:
         group: the ranks. Construction takes collectives, so all ranks construct together.
         pool_size: ``K``; 0, or ``V`` and more, scores the whole vocabulary.
         exchange: ``"auto"``, ``"full"`` or ``"compact"``; without a pool it is always full.
-        gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, by the rule of
-            :func:`knockon.rollout.gates.choose_gate_table`. ``gate_table_bytes`` tells the cost.
+        gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, as
+            :func:`~knockon.rollout.gates.choose_gate_table` says. ``gate_table_bytes`` is the cost.
         shards: every rank's shard, where the caller knows them; else the ranks tell each other.
 
     Attributes:
@@ -155,7 +155,8 @@ class DominoRollout:
         z = draft_hidden[:, offset : offset + steps].transpose(0, 1)  # [T, B, H], step-major
         logits = self._logits(z.reshape(steps * batch, hidden_size))
         local = logits.view(steps, batch, self.shard.num_padded)
-        self.nan_rows += order.rows_with_nan(local[..., : self.shard.num_org])
+        if self.shard.num_org:
+            self.nan_rows += order.rows_with_nan(local[..., : self.shard.num_org])
 
         if in_graph is None:
             in_graph = local.is_cuda and torch.cuda.is_current_stream_capturing()

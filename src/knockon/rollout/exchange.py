@@ -33,8 +33,8 @@ def choose_exchange(
     """
     if pool_size == 0:
         return "full"
-    if requested == "full" or requested == "compact":
-        return requested
+    if requested != "auto":
+        return "full" if requested == "full" else "compact"
     if ranks == 1:
         return "full"
     small = batch <= graph_full_batch if in_graph else gathered_bytes <= eager_full_bytes

@@ -74,7 +74,9 @@ def _refuse_matrix(name: str, weight: Tensor, head: DominoHead) -> None:
         raise Refused(f"{name} dtype", weight.dtype, "a floating dtype without scales")
     if (weight.dtype == torch.float64) != (head.dtype == torch.float64):
         raise Refused(
-            f"{name} dtype", weight.dtype, f"FP64 only throughout; the head is {head.dtype}"
+            f"{name} dtype",
+            weight.dtype,
+            f"FP64 throughout or not at all; the head is {head.dtype}",
         )
     if weight.device != head.device:
         raise Refused(f"{name} device", str(weight.device), f"{head.device}, as the head")
