@@ -58,7 +58,10 @@ class DraftConfig:
         for name, ours, theirs in pairs:
             if ours != theirs:
                 raise Refused(
-                    f"draft {name}", ours, f"the target's {theirs}", "It was made for another model."
+                    f"draft {name}",
+                    ours,
+                    f"the target's {theirs}",
+                    "It was made for another model.",
                 )
         for layer in self.target_layer_ids:
             if not 0 <= layer < target.num_layers - 1:
@@ -112,7 +115,9 @@ def parse_draft_config(config: Mapping[str, Any]) -> DraftConfig:
         raise Refused("block_size", block_size, "at least 2")
     mask = _integer(config, "mask_token_id")
     if not 0 <= mask < vocab_size:
-        raise Refused("dflash_config.mask_token_id", mask, f"0 to vocab_size - 1 = {vocab_size - 1}")
+        raise Refused(
+            "dflash_config.mask_token_id", mask, f"0 to vocab_size - 1 = {vocab_size - 1}"
+        )
     max_positions = _positive(config, "max_position_embeddings")
     heads = _positive(config, "num_attention_heads")
     kv_heads = _positive(config, "num_key_value_heads")

@@ -11,7 +11,7 @@ from knockon.drafters.config import DraftConfig
 from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV
 from knockon.layers.rotary import RotaryEmbedding
 from knockon.models.target import Target
-from knockon.rollout import argmax_lowest
+from knockon.rollout import order
 
 
 class DFlashDrafter:
@@ -88,4 +88,4 @@ class DFlashDrafter:
     def propose(self, bonus: Tensor, plan: BlockPlan, steps: int) -> Tensor:
         """The argmax of the target's head over ``Z[:, 1:]``; DFlash labels are never shifted."""
         z = self.draft(bonus, plan)
-        return argmax_lowest(self.target.logits(z[:, 1 : 1 + steps]))
+        return order.argmax(self.target.logits(z[:, 1 : 1 + steps]))

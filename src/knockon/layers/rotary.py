@@ -173,20 +173,24 @@ class RotaryEmbedding:
         return cos.view(shape), sin.view(shape)
 
     def apply(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate heads.
+        """:func:`apply_rotary`."""
+        return apply_rotary(x, cos, sin)
 
-        Args:
-            x: ``[..., heads, head_dim]``, any strides (query and key heads may go in together).
-            cos, sin: from :meth:`tables` of positions ``[...]``.
 
-        Returns:
-            A new tensor of ``x``'s shape and dtype; the arithmetic is FP32 (FP64 for FP64 heads).
-        """
-        if self.rotary_dim != self.head_dim:
-            turned = self._rotate(x[..., : self.rotary_dim], cos, sin)
-            return torch.cat((turned, x[..., self.rotary_dim :]), -1)
-        return self._rotate(x, cos, sin)
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate heads.
 
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
-        return torch.addcmul(wide * cos, wide.roll(self.rotary_dim // 2, -1), sin).to(x.dtype)
+    Args:
+        x: ``[..., heads, head_dim]``, any strides (query and key heads may go in together).
+        cos, sin: ``[..., 1, rotary_dim]`` from :meth:`RotaryEmbedding.tables`; dimensions of a
+            head past ``rotary_dim`` stay as they are.
+
+    Returns:
+        A new tensor of ``x``'s shape and dtype; the arithmetic is FP32 (FP64 for FP64 heads).
+    """
+    rotary_dim = cos.shape[-1]
+    if rotary_dim != x.shape[-1]:
+        turned = apply_rotary(x[..., :rotary_dim], cos, sin)
+        return torch.cat((turned, x[..., rotary_dim:]), -1)
+    wide = x if x.dtype == torch.float64 else x.float()
+    return torch.addcmul(wide * cos, wide.roll(rotary_dim // 2, -1), sin).to(x.dtype)

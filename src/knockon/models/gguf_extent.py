@@ -51,7 +51,7 @@ def check_whole(path: Path) -> None:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             try:
                 wanted = _Table(view).extent()
-            except (struct.error, UnicodeDecodeError) as error:
+            except struct.error as error:
                 raise Refused(
                     f"size of {path}", size, "a whole GGUF file", "It ends inside its own table"
                 ) from error
@@ -94,6 +94,9 @@ class _Table:
         return data + end
 
     def _take(self, code: str) -> int:
+        if self.at > len(self.view):
+            # A length read from the file points past its end, perhaps past what an index can hold.
+            raise struct.error(f"offset {self.at} of {len(self.view)}")
         value = struct.unpack_from(f"<{code}", self.view, self.at)[0]
         self.at += struct.calcsize(f"<{code}")
         return int(value)

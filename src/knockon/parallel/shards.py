@@ -97,7 +97,9 @@ class HeadShard:
         """
         if num_kv_heads < 1 or num_heads % num_kv_heads:
             raise Refused(
-                "num_attention_heads", num_heads, f"a multiple of num_key_value_heads {num_kv_heads}"
+                "num_attention_heads",
+                num_heads,
+                f"a multiple of num_key_value_heads {num_kv_heads}",
             )
         group = num_heads // num_kv_heads
         if size <= num_kv_heads:
