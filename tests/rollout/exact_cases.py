@@ -50,7 +50,15 @@ class ExactCase:
         if sharded_embedding:
             embedding = embedding.new_full((shard.num_padded, H), 77.0)
             embedding[: shard.num_org] = self.embedding[shard.start : shard.stop]
-        return DominoRollout(self.head, embedding, self.lm_head(shard), shard, group, **options)
+        return DominoRollout(
+            self.head,
+            embedding,
+            self.lm_head(shard),
+            shard,
+            group,
+            sharded_embedding=sharded_embedding,
+            **options,
+        )
 
     def propose(self, rollout: DominoRollout) -> list[list[int]]:
         return rollout(self.draft_hidden, self.bonus, self.steps).tolist()

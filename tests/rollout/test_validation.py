@@ -12,6 +12,7 @@ from knockon.errors import Refused
 from knockon.parallel import SingleRank, VocabShard
 from knockon.rollout import DominoHead, DominoRollout
 from knockon.rollout.gates import choose_gate_table
+from knockon.rollout.validation import holds_whole_embedding
 from tests.rollout.exact_cases import E, ExactCase, G, H, exact_case
 from tests.rollout.thread_ranks import ThreadGroup, run_ranks
 
@@ -173,6 +174,22 @@ def test_a_refused_table_needs_the_whole_embedding() -> None:
     assert not choose_gate_table(False, 1, sharded=False)
     with pytest.raises(Refused, match="gate_table: found False"):
         choose_gate_table(False, 1, sharded=True)
+
+
+def test_an_embedding_that_may_be_whole_or_a_padded_shard_must_be_told() -> None:
+    shard = VocabShard(1, 2, V, 5, 15, V)  # padded to V itself
+    rows = torch.zeros(V, H)
+    with pytest.raises(Refused, match="sharded_embedding"):
+        holds_whole_embedding(rows, shard, None)
+    assert holds_whole_embedding(rows, shard, False)
+    assert not holds_whole_embedding(rows, shard, True)
+    assert not holds_whole_embedding(rows[:15], shard, None)
+    with pytest.raises(Refused):
+        holds_whole_embedding(rows[:15], shard, False)
+    plain = VocabShard.deal(V, 2, 1)
+    assert holds_whole_embedding(rows, plain, None)
+    with pytest.raises(Refused):
+        holds_whole_embedding(rows, plain, True)
 
 
 def test_the_tables_cost_is_reported() -> None:
