@@ -74,6 +74,28 @@ def test_a_cutoff_of_nothing_but_ties_keeps_the_lowest_ids(dtype: torch.dtype) -
         assert all(token < 13 for chain in chains[0] for token in chain)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_pool_deeper_than_the_numbers_takes_nan_ids_and_never_padding(dtype: torch.dtype) -> None:
+    case = exact_case(8, 12, batch=2, steps=4, dtype=dtype)
+    case.base[..., :9] = float("nan")
+    case.base[..., 9] = -float("inf")
+    shards = cut_shards(12, [250, 250], extra_padding=4)  # 3 ids, none, 9 ids
+    for pool_size in (1, 3, 4, 7, 11):
+        for exchange in ("full", "compact"):
+            chains = chains_of_all_ranks(case, shards, pool_size=pool_size, exchange=exchange)
+            assert chains == [case.oracle(pool_size)] * 3
+    only_nan = ExactCase(
+        case.head,
+        case.embedding,
+        torch.full_like(case.base, float("nan")),
+        case.draft_hidden,
+        case.bonus,
+        case.steps,
+    )
+    chains = chains_of_all_ranks(only_nan, shards, pool_size=5, exchange="compact")
+    assert chains == [only_nan.oracle(5)] * 3 == [[[0] * 4] * 2] * 3
+
+
 def test_the_pool_depends_only_on_the_rows_that_are_proposed() -> None:
     whole = exact_case(11, 48, batch=2, steps=6, dtype=torch.float32)
     for steps in range(7):

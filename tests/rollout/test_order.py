@@ -79,3 +79,10 @@ def test_rows_with_nan_are_counted_once_each() -> None:
     logits[1, 0] = float("inf")
     assert order.rows_with_nan(logits).item() == 2
     assert order.rows_with_nan(logits[..., :1]).item() == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_signed_zeros_tie_at_the_cutoff(dtype: torch.dtype) -> None:
+    logits = logits_of(dtype, [-1.0, -0.0, 0.0, 1.0, -0.0, 0.0]).unsqueeze(0)
+    assert order.best_positions(order.ranks(logits), 2).tolist() == [[1, 3]]
+    assert order.argmax(logits[:, :3]).tolist() == [1]
