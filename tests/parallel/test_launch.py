@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.parallel import rank_workers
 
 from knockon.errors import RankFailed, Refused
 from knockon.parallel.launch import RankPool
+from tests.parallel import rank_workers
 
 SOON = 8.0  # s: "within seconds", with room for a busy machine
 

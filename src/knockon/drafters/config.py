@@ -191,7 +191,9 @@ def _visibility(config: Mapping[str, Any], layers: int) -> tuple[Visibility, ...
     if causal is not _MISSING and top is not _MISSING and causal != top:
         raise Refused("dflash_config.causal", causal, f"the top level's is_causal = {top!r}")
     override = causal if causal is not _MISSING else top
-    if override is not _MISSING and not isinstance(override, bool):
+    if override is _MISSING:
+        override = None
+    elif not isinstance(override, bool):
         raise Refused("is_causal", override, "true or false")
     found = []
     for kind in kinds:
@@ -199,7 +201,7 @@ def _visibility(config: Mapping[str, Any], layers: int) -> tuple[Visibility, ...
             raise Refused("layer_types", kind, "full_attention or sliding_attention")
         sliding = kind == "sliding_attention"
         window = _positive(config, "sliding_window") if sliding else None
-        found.append(Visibility(sliding if override is _MISSING else override, window))
+        found.append(Visibility(sliding if override is None else override, window))
     return tuple(found)
 
 

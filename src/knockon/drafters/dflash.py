@@ -1,4 +1,4 @@
-"""The DFlash drafter: one parallel pass of the backbone, each row's own argmax (arXiv 2602.06036)."""
+"""The DFlash drafter: one pass of the backbone, each row's own argmax (arXiv 2602.06036)."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ class DFlashDrafter:
             max_positions + 2 * config.block_size,
             target.device,
         )
-        first = backbone.layers[0]
-        self.kv_shape = KVShape(config.backbone.num_layers, first.kv_heads, first.head_dim)
+        self.kv_shape = KVShape(
+            config.backbone.num_layers, backbone.kv_heads, config.backbone.head_dim
+        )
         self._kv: list[PagedKV] = []
         self._masks = torch.full(
             (1, config.block_size - 1), config.mask_token_id, device=target.device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -110,7 +110,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[StepOutput]:
+    ) -> Generator[StepOutput, None, None]:
         """Complete one prompt, yielding what each step adds; closing the iterator aborts it."""
         request_id = self.add(prompt, sampling_params or SamplingParams())
         done = False

@@ -23,7 +23,8 @@ class VocabShard:
     Attributes:
         rank: this rank. size: number of ranks. vocab_size: ``V``, without padding.
         start: first id held. num_org: ids held, 0 for an empty shard.
-        num_padded: rows of the shard's tensor, equal on all ranks; rows past ``num_org`` are padding.
+        num_padded: rows of the shard's tensor, equal on all ranks; those past ``num_org`` are
+            padding.
 
     Raises:
         Refused: a field outside its range.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 Exchange = Literal["full", "compact"]
 EXCHANGES = ("auto", "full", "compact")
@@ -33,8 +33,8 @@ def choose_exchange(
     """
     if pool_size == 0:
         return "full"
-    if requested != "auto":
-        return "full" if requested == "full" else "compact"
+    if requested in ("full", "compact"):
+        return cast(Exchange, requested)
     if ranks == 1:
         return "full"
     small = batch <= graph_full_batch if in_graph else gathered_bytes <= eager_full_bytes
