@@ -41,15 +41,10 @@ class DominoRollout:
         group: the ranks. Construction takes collectives, so all ranks construct together.
         pool_size: ``K``; 0, or ``V`` and more, scores the whole vocabulary.
         exchange: ``"auto"``, ``"full"`` or ``"compact"``; without a pool it is always full.
-<<<<<<< HEAD
         gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, as
             :func:`~knockon.rollout.gates.choose_gate_table` says. ``gate_table_bytes`` is the cost.
         sharded_embedding: whether ``embedding`` is only this rank's shard; by default its number of
             rows tells, which is refused where ``num_padded`` is ``V`` itself.
-=======
-        gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, by the rule
-            of :func:`knockon.rollout.gates.choose_gate_table`. ``gate_table_bytes`` tells the cost.
->>>>>>> main
         shards: every rank's shard, where the caller knows them; else the ranks tell each other.
 
     Attributes:
