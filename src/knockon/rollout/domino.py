@@ -31,34 +31,29 @@ from knockon.rollout.validation import LMHeadLike, holds_whole_embedding, refuse
 class DominoRollout:
     """Turns a drafted block into a causal chain of proposals, the same on every rank.
 
-        Args:
-            head: the Domino head, whole on every rank.
-            embedding: the target's ``[V, H]``, or this rank's shard of it: ``num_org`` rows, or
-                ``num_padded``.
-            lm_head: this rank's ``[num_padded, H]`` tensor, or a callable from ``[N, H]`` to
-                ``[N, num_padded]`` logits already in the head's dtype, e.g. a prepacked CPU head.
-            shard: which ids this rank holds.
-            group: the ranks. Construction takes collectives, so all ranks construct together.
-            pool_size: ``K``; 0, or ``V`` and more, scores the whole vocabulary.
-            exchange: ``"auto"``, ``"full"`` or ``"compact"``; without a pool it is always full.
-    <<<<<<< HEAD
-            gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, as
-                :func:`~knockon.rollout.gates.choose_gate_table` says. ``gate_table_bytes`` is the cost.
-            sharded_embedding: whether ``embedding`` is only this rank's shard; by default its number of
-                rows tells, which is refused where ``num_padded`` is ``V`` itself.
-    =======
-            gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, by the rule
-                of :func:`knockon.rollout.gates.choose_gate_table`. ``gate_table_bytes`` tells the cost.
-    >>>>>>> main
-            shards: every rank's shard, where the caller knows them; else the ranks tell each other.
+    Args:
+        head: the Domino head, whole on every rank.
+        embedding: the target's ``[V, H]``, or this rank's shard of it: ``num_org`` rows, or
+            ``num_padded``.
+        lm_head: this rank's ``[num_padded, H]`` tensor, or a callable from ``[N, H]`` to
+            ``[N, num_padded]`` logits already in the head's dtype, e.g. a prepacked CPU head.
+        shard: which ids this rank holds.
+        group: the ranks. Construction takes collectives, so all ranks construct together.
+        pool_size: ``K``; 0, or ``V`` and more, scores the whole vocabulary.
+        exchange: ``"auto"``, ``"full"`` or ``"compact"``; without a pool it is always full.
+        gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, as
+            :func:`~knockon.rollout.gates.choose_gate_table` says. ``gate_table_bytes`` is the cost.
+        sharded_embedding: whether ``embedding`` is only this rank's shard; by default its number of
+            rows tells, which is refused where ``num_padded`` is ``V`` itself.
+        shards: every rank's shard, where the caller knows them; else the ranks tell each other.
 
-        Attributes:
-            gate_table_bytes: memory of the table, 0 without one.
-            nan_rows: int64 scalar on the device; rows of this rank's base logits that held a NaN.
-            exchange_taken: the exchange of the latest call, ``None`` before the first.
+    Attributes:
+        gate_table_bytes: memory of the table, 0 without one.
+        nan_rows: int64 scalar on the device; rows of this rank's base logits that held a NaN.
+        exchange_taken: the exchange of the latest call, ``None`` before the first.
 
-        Raises:
-            Refused: weights, shard, group or settings that do not fit together, on any rank.
+    Raises:
+        Refused: weights, shard, group or settings that do not fit together, on any rank.
     """
 
     def __init__(
