@@ -14,6 +14,8 @@ from hypothesis import settings
 from knockon.errors import Refused
 from knockon.models import catalog
 
+pytest_plugins = ["tests.models.fake_index"]
+
 # The machine's load decides how long an example takes; pytest-timeout catches what hangs.
 settings.register_profile("knockon", deadline=None)
 settings.load_profile("knockon")

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import rank_workers
 
 from knockon.errors import RankFailed, Refused
 from knockon.parallel.launch import RankPool
+from tests.parallel import rank_workers
 
 SOON = 8.0  # s: "within seconds", with room for a busy machine
 
@@ -132,7 +132,7 @@ def test_arguments_that_cannot_be_pickled_end_nothing(shared_pool: RankPool) -> 
 
 
 def test_a_rank_that_raises_is_named_with_its_traceback_and_stderr() -> None:
-    pool = RankPool(2, "rank_workers:build", threads_per_rank=1, timeout=60)
+    pool = RankPool(2, "tests.parallel.rank_workers:build", threads_per_rank=1, timeout=60)
     message = ends_with_rank_failed(lambda: pool.call("raise_on", 1), pool.pids)
     assert message.startswith("rank 1 of 2 raised in 'raise_on': ValueError: this rank only")
     assert "rank_workers.py" in message and "Traceback" in message
@@ -278,7 +278,7 @@ def test_close_ends_a_rank_that_hangs_and_ignores_sigterm() -> None:
 
 
 SCRIPT = """
-import rank_workers
+from tests.parallel import rank_workers
 from knockon.parallel.launch import RankPool
 
 pool = RankPool(2, rank_workers.build, threads_per_rank=1, timeout=60)  # no __main__ guard

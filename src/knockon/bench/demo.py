@@ -41,7 +41,7 @@ def main() -> None:
             with Progress(*columns, console=console, transient=True) as progress:
                 task = progress.add_task(f"  {name}", total=len(prompts))
                 run = Run(name)
-                for run in run_prompts(name, llm, prompts, params):
+                for _ in run_prompts(run, llm, prompts, params):
                     progress.advance(task)
             runs.append(run)
     alone, domino = runs

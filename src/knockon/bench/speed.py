@@ -64,10 +64,9 @@ class Run:
 
 
 def run_prompts(
-    name: str, llm: LLM, prompts: Sequence[Prompt], params: SamplingParams
-) -> Iterator[Run]:
-    """Answer the prompts one at a time, yielding the growing result after each."""
-    run = Run(name)
+    run: Run, llm: LLM, prompts: Sequence[Prompt], params: SamplingParams
+) -> Iterator[None]:
+    """Answer the prompts one at a time, adding to ``run`` and yielding after each."""
     for prompt in prompts:
         [output] = llm.generate([prompt], params)
         run.seconds.append(output.metrics.time_total)
@@ -75,4 +74,4 @@ def run_prompts(
         run.tokens.append(output.token_ids)
         run.texts.append(output.text)
         run.accept_lengths += output.metrics.accept_lengths
-        yield run
+        yield

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from knockon import __version__
-from knockon.cli import doctor, models
+from knockon.cli import chat, doctor, generate, models
 from knockon.errors import KnockonError
 
 app = typer.Typer(
@@ -44,6 +44,8 @@ def root(
     """Options that stand before the command."""
 
 
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.add_typer(models.app, name="models")
 app.command("doctor")(doctor.doctor)
 

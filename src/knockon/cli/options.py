@@ -27,7 +27,8 @@ Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 VerifyWidth = Annotated[
     int | None,
     typer.Option(
-        help="Positions verified at a time, 1 to the drafter's block size.", show_default="by device"
+        help="Positions verified at a time, 1 to the drafter's block size.",
+        show_default="by device",
     ),
 ]
 PoolSize = Annotated[

@@ -118,12 +118,11 @@ class DFlashBackbone(nn.Module):
         self.config = config
         self.fc = ReplicatedLinear(config.feature_size, config.hidden_size, False, dtype)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.layers = nn.ModuleList(
-            DraftLayer(config, dtype, group) for _ in range(config.num_layers)
-        )
+        layers = [DraftLayer(config, dtype, group) for _ in range(config.num_layers)]
+        self.kv_heads = layers[0].kv_heads
+        self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self._fused: ReplicatedLinear | None = None
-        self._fused_k_norm: Tensor | None = None
+        self._fused: tuple[ReplicatedLinear, Tensor] | None = None
 
     def context_kv(self, features: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values that every draft layer takes from verified tokens.
@@ -137,24 +136,27 @@ class DFlashBackbone(nn.Module):
         """
         c = self.hidden_norm(self.fc(features))
         if self._fused is not None:
-            projected, k_norm = self._fused(c), self._fused_k_norm
+            linear, k_norm = self._fused
+            projected = linear(c)
         else:
             weight, k_norm = self._stack()
             projected = F.linear(c, weight)
-        first = self.layers[0]
-        n = len(self.layers)
-        shape = (*c.shape[:2], n, 2, first.kv_heads, first.head_dim)
-        k, v = projected.view(shape).unbind(3)
-        eps = self.config.rms_norm_eps
-        k = F.rms_norm(k, (first.head_dim,), None, eps) * k_norm
+        dim, n = self.config.head_dim, self.config.num_layers
+        k, v = projected.view(*c.shape[:2], n, 2, self.kv_heads, dim).unbind(3)
+        k = F.rms_norm(k, (dim,), None, self.config.rms_norm_eps) * k_norm
         k = apply_rotary(k.flatten(2, 3), cos, sin).view(v.shape)
         return k, v
 
     def _stack(self) -> tuple[Tensor, Tensor]:
         """All layers' key and value projections as one weight, and their key norms."""
-        weight = torch.cat([layer.context_weight() for layer in self.layers])
-        k_norm = torch.stack([layer.k_norm.weight for layer in self.layers]).unsqueeze(1)
+        layers = self.draft_layers()
+        weight = torch.cat([layer.context_weight() for layer in layers])
+        k_norm = torch.stack([layer.k_norm.weight for layer in layers]).unsqueeze(1)
         return weight, k_norm
+
+    def draft_layers(self) -> list[DraftLayer]:
+        """The layers, in order."""
+        return [layer for layer in self.layers if isinstance(layer, DraftLayer)]
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """The block's embeddings ``x [B, L, H]`` to ``Z [B, L, H]``."""
@@ -168,10 +170,10 @@ class DFlashBackbone(nn.Module):
         The fused copy costs ``layers * 2 * kv_heads * head_dim * H`` elements.
         """
         weight, k_norm = self._stack()
-        self._fused = ReplicatedLinear(weight.shape[1], weight.shape[0], False, weight.dtype)
-        self._fused.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        self._fused_k_norm = k_norm.detach()
-        for module in self.modules():
+        fused = ReplicatedLinear(weight.shape[1], weight.shape[0], False, weight.dtype)
+        fused.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self._fused = (fused, k_norm.detach())
+        for module in (fused, *self.modules()):
             if isinstance(module, ReplicatedLinear):
                 module.pack()
 
@@ -182,7 +184,7 @@ class DFlashBackbone(nn.Module):
             "hidden_norm.weight": self.hidden_norm.load,
             "norm.weight": self.norm.load,
         }
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.draft_layers()):
             for name, load in layer.loaders().items():
                 found[f"layers.{index}.{name}"] = load
         return found

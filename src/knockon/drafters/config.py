@@ -58,7 +58,10 @@ class DraftConfig:
         for name, ours, theirs in pairs:
             if ours != theirs:
                 raise Refused(
-                    f"draft {name}", ours, f"the target's {theirs}", "It was made for another model."
+                    f"draft {name}",
+                    ours,
+                    f"the target's {theirs}",
+                    "It was made for another model.",
                 )
         for layer in self.target_layer_ids:
             if not 0 <= layer < target.num_layers - 1:
@@ -112,7 +115,9 @@ def parse_draft_config(config: Mapping[str, Any]) -> DraftConfig:
         raise Refused("block_size", block_size, "at least 2")
     mask = _integer(config, "mask_token_id")
     if not 0 <= mask < vocab_size:
-        raise Refused("dflash_config.mask_token_id", mask, f"0 to vocab_size - 1 = {vocab_size - 1}")
+        raise Refused(
+            "dflash_config.mask_token_id", mask, f"0 to vocab_size - 1 = {vocab_size - 1}"
+        )
     max_positions = _positive(config, "max_position_embeddings")
     heads = _positive(config, "num_attention_heads")
     kv_heads = _positive(config, "num_key_value_heads")
@@ -186,7 +191,9 @@ def _visibility(config: Mapping[str, Any], layers: int) -> tuple[Visibility, ...
     if causal is not _MISSING and top is not _MISSING and causal != top:
         raise Refused("dflash_config.causal", causal, f"the top level's is_causal = {top!r}")
     override = causal if causal is not _MISSING else top
-    if override is not _MISSING and not isinstance(override, bool):
+    if override is _MISSING:
+        override = None
+    elif not isinstance(override, bool):
         raise Refused("is_causal", override, "true or false")
     found = []
     for kind in kinds:
@@ -194,7 +201,7 @@ def _visibility(config: Mapping[str, Any], layers: int) -> tuple[Visibility, ...
             raise Refused("layer_types", kind, "full_attention or sliding_attention")
         sliding = kind == "sliding_attention"
         window = _positive(config, "sliding_window") if sliding else None
-        found.append(Visibility(sliding if override is _MISSING else override, window))
+        found.append(Visibility(sliding if override is None else override, window))
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""The DFlash drafter: one parallel pass of the backbone, each row's own argmax (arXiv 2602.06036)."""
+"""The DFlash drafter: one pass of the backbone, each row's own argmax (arXiv 2602.06036)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from knockon.drafters.config import DraftConfig
 from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV
 from knockon.layers.rotary import RotaryEmbedding
 from knockon.models.target import Target
-from knockon.rollout import argmax_lowest
+from knockon.rollout import order
 
 
 class DFlashDrafter:
@@ -47,8 +47,9 @@ class DFlashDrafter:
             max_positions + 2 * config.block_size,
             target.device,
         )
-        first = backbone.layers[0]
-        self.kv_shape = KVShape(config.backbone.num_layers, first.kv_heads, first.head_dim)
+        self.kv_shape = KVShape(
+            config.backbone.num_layers, backbone.kv_heads, config.backbone.head_dim
+        )
         self._kv: list[PagedKV] = []
         self._masks = torch.full(
             (1, config.block_size - 1), config.mask_token_id, device=target.device
@@ -88,4 +89,4 @@ class DFlashDrafter:
     def propose(self, bonus: Tensor, plan: BlockPlan, steps: int) -> Tensor:
         """The argmax of the target's head over ``Z[:, 1:]``; DFlash labels are never shifted."""
         z = self.draft(bonus, plan)
-        return argmax_lowest(self.target.logits(z[:, 1 : 1 + steps]))
+        return order.argmax(self.target.logits(z[:, 1 : 1 + steps]))

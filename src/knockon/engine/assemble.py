@@ -126,7 +126,9 @@ def _kv_budget(
     most = HeadShard.deal(target.config.num_heads, target.config.num_kv_heads, group.size, 0)
     per_position = layers * most.kv_count * dim
     if drafter is not None:
-        per_position += drafter.kv_shape.layers * drafter.kv_shape.kv_heads * drafter.kv_shape.head_dim
+        per_position += (
+            drafter.kv_shape.layers * drafter.kv_shape.kv_heads * drafter.kv_shape.head_dim
+        )
     return plan_kv(
         config.kv_memory // group.size,
         2 * element * per_position,

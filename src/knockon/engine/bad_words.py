@@ -17,7 +17,7 @@ _ANYTHING = -2
 class Encoder(Protocol):
     """The one call of a tokenizer that is needed here."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
 
 def bad_word_tokens(tokenizer: Encoder, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

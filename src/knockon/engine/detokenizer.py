@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 # What a decoder puts for bytes that are not UTF-8 (or not yet).
 _REPLACEMENT = "\ufffd"
@@ -17,13 +17,7 @@ _MOST_CALLS = 64
 class Decoder(Protocol):
     """The one call of a tokenizer that is needed here."""
 
-    def decode(
-        self,
-        token_ids: list[int],
-        *,
-        skip_special_tokens: bool = ...,
-        clean_up_tokenization_spaces: bool = ...,
-    ) -> str: ...
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, **options: Any) -> Any: ...
 
 
 class Detokenizer:
@@ -73,8 +67,9 @@ class Detokenizer:
         return piece
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(
+        text: str = self._tokenizer.decode(
             token_ids,
             skip_special_tokens=self._skip_special_tokens,
             clean_up_tokenization_spaces=False,
         )
+        return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +14,7 @@ from knockon.engine.noise import fresh_seed
 from knockon.engine.request import RequestOutput
 from knockon.engine.sampling_params import SamplingParams
 from knockon.errors import Refused
+from knockon.models.target import read_config
 from knockon.models.tokenizer import load_tokenizer
 from knockon.parallel import SingleRank
 from knockon.parallel.launch import RankPool
@@ -110,7 +111,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[StepOutput]:
+    ) -> Generator[StepOutput, None, None]:
         """Complete one prompt, yielding what each step adds; closing the iterator aborts it."""
         request_id = self.add(prompt, sampling_params or SamplingParams())
         done = False
@@ -169,6 +170,11 @@ class LLM:
                 list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
             )
         )
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a generation unless ``ignore_eos`` is asked for."""
+        return read_config(self.config.model).eos_token_ids
 
     @property
     def failed(self) -> bool:

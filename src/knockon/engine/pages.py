@@ -57,7 +57,7 @@ class PagePool:
         return -(-positions // self.page_size)
 
     def allocate(self, count: int) -> list[int] | None:
-        """``count`` pages held once each, or ``None`` (and nothing changed) if there are too few."""
+        """``count`` pages held once each, or ``None`` and no change if there are too few."""
         if count > self.available:
             return None
         while len(self._free) < count:

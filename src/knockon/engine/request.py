@@ -76,7 +76,7 @@ class Request:
 
     @property
     def prefill_end(self) -> int:
-        """Positions to prefill: the whole prompt, or, once a bonus token is known, all before it."""
+        """Positions to prefill: the prompt, or, once a bonus token is known, all before it."""
         return len(self.tokens) - (len(self.tokens) > len(self.prompt))
 
 

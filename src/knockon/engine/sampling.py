@@ -20,6 +20,7 @@ from knockon.engine.filters import filter_logits, temper
 from knockon.engine.noise import exponential, row_keys
 from knockon.engine.penalties import Penalties
 from knockon.engine.sampling_params import SamplingParams
+from knockon.rollout import order
 
 # Logits handled at once: on a CPU what fits its cache, on a GPU what bounds the temporaries
 # (about 10 times 4 bytes of each).
@@ -147,21 +148,6 @@ class SamplingBatch:
             self.bad_words.record(tokens, kept)
 
 
-def argmax_lowest(values: Tensor) -> Tensor:
-    """Argmax over the last dimension: exact ties to the lowest id, NaN below everything.
-
-    ``torch.argmax`` promises no order among ties and takes NaN for the maximum. ``-0.0`` equals
-    ``0.0``. A row of only ``-inf`` and NaN gives 0.
-
-    Returns:
-        int64, without the last dimension.
-    """
-    values = values.masked_fill(values.isnan(), -torch.inf)
-    ids = torch.arange(values.shape[-1], dtype=torch.int32, device=values.device)
-    is_best = values == values.amax(-1, keepdim=True)
-    return torch.where(is_best, ids, values.shape[-1]).amin(-1).long()
-
-
 def sample(logits: Tensor, proposals: Tensor, positions: Tensor, batch: SamplingBatch) -> Tensor:
     """Draws one token at every row from the target's processed distribution.
 
@@ -186,7 +172,7 @@ def sample(logits: Tensor, proposals: Tensor, positions: Tensor, batch: Sampling
     budget = _CHUNK_GPU if logits.is_cuda else _CHUNK_CPU
     size = max(1, budget // vocab_size)
     if batch.all_greedy:
-        return torch.cat([argmax_lowest(part) for part in rows.split(size)]).view(positions.shape)
+        return torch.cat([order.argmax(part) for part in rows.split(size)]).view(positions.shape)
 
     def per_row(values: Tensor) -> Sequence[Tensor]:
         return values[:, None].expand(positions.shape).reshape(-1).split(size)
@@ -230,4 +216,4 @@ def _draw(
     )
     noise = exponential(keys, logits.shape[-1]).log_()
     noise.masked_fill_((temperature == 0)[:, None], 0.0)
-    return argmax_lowest(x - noise)
+    return order.argmax(x - noise)

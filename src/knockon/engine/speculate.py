@@ -1,6 +1,6 @@
-"""One speculative step, as the five steps of the specification: draft, propose, verify, accept, commit.
+"""One speculative step as the specification has it: draft, propose, verify, accept, commit.
 
-Nothing here reads a value back to the host, so that the whole bracket can be captured as one graph.
+Nothing here reads a value back to the host, so that the whole can be captured as one graph.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def verify(
 
 
 def agree(accepted: Accepted, group: Group) -> Accepted:
-    """Take rank 0's word for what was accepted, so that no two ranks can ever decide differently."""
+    """Take rank 0's word for what was accepted: no two ranks can ever decide differently."""
     if group.size == 1:
         return accepted
     packed = torch.cat([accepted.tokens, accepted.lengths.unsqueeze(1)], dim=1)

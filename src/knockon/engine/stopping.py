@@ -88,25 +88,25 @@ class StopChecker:
             if not ends or self._include_stop:
                 undecoded.append(token)
             if self._stops:
-                self._extend(self._detokenizer.add(undecoded))
+                cut = self._extend(self._detokenizer.add(undecoded))
                 undecoded.clear()
-            if self.finish_reason is not None:
-                break
+                if cut:
+                    break
             if ends:
                 self.finish_reason = "stop"
                 self.stop_reason = token if token in self._stop_ids else None
             elif len(self.token_ids) >= self._limit:
                 self.finish_reason = "length"
         if undecoded:
-            self._extend(self._detokenizer.add(undecoded))
+            self.text += self._detokenizer.add(undecoded)
         if self.finish_reason is not None and not isinstance(self.stop_reason, str):
             self.text += self._detokenizer.flush()
         return Emitted(
             len(self.token_ids) - before, self._stream(), self.finish_reason, self.stop_reason
         )
 
-    def _extend(self, piece: str) -> None:
-        """Adds text, and cuts it at the first stop string to be complete."""
+    def _extend(self, piece: str) -> bool:
+        """Adds text; cuts it at the first stop string to be complete, and says whether it did."""
         start = len(self.text)
         self.text += piece
         found: tuple[int, int, str] | None = None
@@ -119,6 +119,7 @@ class StopChecker:
             end, begin, self.stop_reason = found
             self.text = self.text[: end if self._include_stop else begin]
             self.finish_reason = "stop"
+        return found is not None
 
     def _stream(self) -> str:
         """The text not streamed yet, less its longest end that begins a stop string."""

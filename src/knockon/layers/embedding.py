@@ -14,7 +14,9 @@ from knockon.parallel import Group, VocabShard
 class VocabParallelEmbedding(nn.Module):
     """This rank's rows of the embedding ``[num_padded, H]``; ids elsewhere contribute zero."""
 
-    def __init__(self, hidden_size: int, shard: VocabShard, dtype: torch.dtype, group: Group) -> None:
+    def __init__(
+        self, hidden_size: int, shard: VocabShard, dtype: torch.dtype, group: Group
+    ) -> None:
         super().__init__()
         self.shard = shard
         self.group = group
@@ -45,7 +47,9 @@ class VocabParallelEmbedding(nn.Module):
 class LMHead(VocabParallelEmbedding):
     """The output head: this rank's rows of ``[V, H]``, no bias."""
 
-    def __init__(self, hidden_size: int, shard: VocabShard, dtype: torch.dtype, group: Group) -> None:
+    def __init__(
+        self, hidden_size: int, shard: VocabShard, dtype: torch.dtype, group: Group
+    ) -> None:
         super().__init__(hidden_size, shard, dtype, group)
         self.packed: Tensor | None = None
 

@@ -65,7 +65,11 @@ def pack_weight(weight: Tensor) -> Tensor | None:
 
     BF16 needs a CPU with AVX-512 BF16 or better instructions; FP64 has no such kernels.
     """
-    if weight.device.type != "cpu" or weight.numel() == 0 or not torch.backends.mkldnn.is_available():
+    if (
+        weight.device.type != "cpu"
+        or weight.numel() == 0
+        or not torch.backends.mkldnn.is_available()
+    ):
         return None
     if weight.dtype == torch.bfloat16:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -116,7 +120,12 @@ class RowParallelLinear(ReplicatedLinear):
     """Input columns are dealt to ranks; the partial products are summed over the group."""
 
     def __init__(
-        self, columns: Shard, out_features: int, dtype: torch.dtype, group: Group, bias: bool = False
+        self,
+        columns: Shard,
+        out_features: int,
+        dtype: torch.dtype,
+        group: Group,
+        bias: bool = False,
     ) -> None:
         super().__init__(columns.count, out_features, bias and group.rank == 0, dtype)
         self.columns = columns

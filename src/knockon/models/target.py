@@ -40,9 +40,9 @@ class Target(Protocol):
     """What the engine and the drafters use of a target model."""
 
     config: ModelConfig
-    group: Group
     dtype: torch.dtype
     device: torch.device
+    group: Group
     heads: HeadShard
     vocab_shard: VocabShard
     embedding: VocabParallelEmbedding

@@ -97,6 +97,9 @@ class RankPool:
     def call(self, method: str, *args: object, timeout: float | None = None) -> Any:
         """Run ``worker.method(*args)`` on every rank; rank 0's result, once all have finished.
 
+        An interrupt (Ctrl-C) ends the waiting, not the ranks: they finish the call, its result is
+        dropped, and what is sent next follows it.
+
         Args:
             timeout: seconds after which the ranks that have not answered are named and all ended.
 

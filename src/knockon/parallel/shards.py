@@ -23,7 +23,8 @@ class VocabShard:
     Attributes:
         rank: this rank. size: number of ranks. vocab_size: ``V``, without padding.
         start: first id held. num_org: ids held, 0 for an empty shard.
-        num_padded: rows of the shard's tensor, equal on all ranks; rows past ``num_org`` are padding.
+        num_padded: rows of the shard's tensor, equal on all ranks; those past ``num_org`` are
+            padding.
 
     Raises:
         Refused: a field outside its range.
@@ -97,7 +98,9 @@ class HeadShard:
         """
         if num_kv_heads < 1 or num_heads % num_kv_heads:
             raise Refused(
-                "num_attention_heads", num_heads, f"a multiple of num_key_value_heads {num_kv_heads}"
+                "num_attention_heads",
+                num_heads,
+                f"a multiple of num_key_value_heads {num_kv_heads}",
             )
         group = num_heads // num_kv_heads
         if size <= num_kv_heads:

@@ -84,9 +84,7 @@ class BlockPlan:
             self._biases[key] = self._make_bias(visibility, repeat, dtype)
         return self._biases[key]
 
-    def _make_bias(
-        self, visibility: Visibility, repeat: int, dtype: torch.dtype
-    ) -> Tensor | None:
+    def _make_bias(self, visibility: Visibility, repeat: int, dtype: torch.dtype) -> Tensor | None:
         context = self.context_slots.shape[1]
         windowed = visibility.window is not None and visibility.window < context
         if self.exact and not windowed and (self.rows == 1 or not visibility.causal):

@@ -1,0 +1,89 @@
+"""Stage C: ranks exchange their best ids and scores, then only the pool's base logits.
+
+Two collectives a block, whatever the number of ranks: one gather of offers, one sum that rebuilds
+the pool's base logits. Without corrected rows (``T <= p``) the gather alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from knockon.parallel import Group, VocabShard
+from knockon.rollout import order
+from knockon.rollout.candidates import Candidates
+
+
+def exchange_compact(
+    local: Tensor, shard: VocabShard, group: Group, prefix: int, pool_size: int
+) -> tuple[list[Tensor], Candidates | None]:
+    """The prefix rows' tokens (each ``[B]``) and the candidates, the same on every rank.
+
+    Args:
+        local: this rank's base logits ``[T, B, num_padded]``.
+        shard: what this rank holds.
+        prefix: ``min(p, T)``.
+        pool_size: ``0 < K < V``.
+    """
+    steps, batch, padded = local.shape
+    scores: list[Tensor] = []
+    positions: list[Tensor] = []
+    for j in range(prefix):
+        best = _ranks(local[j], shard).max(dim=-1, keepdim=True)
+        scores.append(best.values)
+        positions.append(best.indices)
+    offered = min(pool_size, padded) if steps > prefix else 0
+    if offered:
+        score = _ranks(local[prefix], shard)
+        for j in range(prefix + 1, steps):
+            torch.maximum(score, _ranks(local[j], shard), out=score)
+        position = order.best_positions(score, offered)
+        scores.append(score.gather(-1, position))
+        positions.append(position)
+    all_scores, all_ids = _gather_offers(
+        torch.cat(scores, -1), torch.cat(positions, -1) + shard.start, group
+    )
+    # Ranks hold ascending ids and each offers its own in ascending order, so the first of equal
+    # scores, in rank order, is the lowest id.
+    tokens = []
+    for j in range(prefix):
+        winner = all_scores[:, :, j].argmax(dim=-1, keepdim=True)
+        tokens.append(all_ids[:, :, j].gather(-1, winner).squeeze(-1))
+    if not offered:
+        return tokens, None
+    merged = all_scores[:, :, prefix:].reshape(batch, -1)
+    chosen = order.best_positions(merged, pool_size)
+    ids = all_ids[:, :, prefix:].reshape(batch, -1).gather(-1, chosen)
+    return tokens, Candidates(ids, _rebuild(local[prefix:], ids, shard, group))
+
+
+def _ranks(row: Tensor, shard: VocabShard) -> Tensor:
+    """Ranks of ``row [B, num_padded]``, padding below all."""
+    ranked = order.ranks(row)
+    if shard.num_org < shard.num_padded:
+        ranked[:, shard.num_org :] = order.padding_rank(ranked.dtype)
+    return ranked
+
+
+def _gather_offers(scores: Tensor, ids: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    """Every rank's ``scores`` and ``ids [B, n]``, as ``[B, R, n]`` each, in one collective."""
+    if group.size == 1:
+        return scores.unsqueeze(1), ids.unsqueeze(1)
+    integer = torch.int32 if scores.dtype == torch.float32 else torch.int64
+    offers = torch.stack((scores.view(integer), ids.to(integer)))
+    gathered = offers.new_empty((group.size, *offers.shape))
+    group.all_gather(gathered, offers)
+    rank_minor = gathered.permute(1, 2, 0, 3).contiguous()
+    return rank_minor[0].view(scores.dtype), rank_minor[1].to(torch.int64)
+
+
+def _rebuild(local: Tensor, ids: Tensor, shard: VocabShard, group: Group) -> Tensor:
+    """Base logits of ``ids [B, K]``, each from the one rank that holds it: ``[T - p, B, K]``."""
+    position = ids - shard.start
+    if group.size == 1:
+        return local.gather(-1, position.expand(local.shape[0], -1, -1))
+    foreign = (position < 0) | (position >= shard.num_org)
+    position = position.clamp(0, shard.num_padded - 1)
+    base = local.gather(-1, position.expand(local.shape[0], -1, -1)).masked_fill_(foreign, 0.0)
+    group.all_reduce(base)  # every other rank adds zeros, so the sum is exact
+    return base

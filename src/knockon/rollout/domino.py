@@ -1,0 +1,228 @@
+"""The Domino rollout: base logits, one exchange between ranks, then a chain of local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from knockon.errors import Refused
+from knockon.parallel import Group, VocabShard
+from knockon.rollout import order
+from knockon.rollout.candidates import gather_full, pool_of_gathered, prefix_tokens
+from knockon.rollout.compact import exchange_compact
+from knockon.rollout.correction import Correction, PoolOnly, WholeVocabulary
+from knockon.rollout.exchange import EXCHANGES, Exchange, choose_exchange
+from knockon.rollout.gates import (
+    ComputedGates,
+    GateTableChoice,
+    TabulatedGates,
+    choose_gate_table,
+    tabulate,
+)
+from knockon.rollout.head import DominoHead
+from knockon.rollout.layout import VocabLayout, agree
+from knockon.rollout.recurrence import Recurrence
+from knockon.rollout.validation import LMHeadLike, holds_whole_embedding, refuse_inputs
+
+
+class DominoRollout:
+    """Turns a drafted block into a causal chain of proposals, the same on every rank.
+
+    Args:
+        head: the Domino head, whole on every rank.
+        embedding: the target's ``[V, H]``, or this rank's shard of it: ``num_org`` rows, or
+            ``num_padded``.
+        lm_head: this rank's ``[num_padded, H]`` tensor, or a callable from ``[N, H]`` to
+            ``[N, num_padded]`` logits already in the head's dtype, e.g. a prepacked CPU head.
+        shard: which ids this rank holds.
+        group: the ranks. Construction takes collectives, so all ranks construct together.
+        pool_size: ``K``; 0, or ``V`` and more, scores the whole vocabulary.
+        exchange: ``"auto"``, ``"full"`` or ``"compact"``; without a pool it is always full.
+        gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, as
+            :func:`~knockon.rollout.gates.choose_gate_table` says. ``gate_table_bytes`` is the cost.
+        sharded_embedding: whether ``embedding`` is only this rank's shard; by default its number of
+            rows tells, which is refused where ``num_padded`` is ``V`` itself.
+        shards: every rank's shard, where the caller knows them; else the ranks tell each other.
+
+    Attributes:
+        gate_table_bytes: memory of the table, 0 without one.
+        nan_rows: int64 scalar on the device; rows of this rank's base logits that held a NaN.
+        exchange_taken: the exchange of the latest call, ``None`` before the first.
+
+    Raises:
+        Refused: weights, shard, group or settings that do not fit together, on any rank.
+    """
+
+    def __init__(
+        self,
+        head: DominoHead,
+        embedding: Tensor,
+        lm_head: LMHeadLike,
+        shard: VocabShard,
+        group: Group,
+        pool_size: int = 2048,
+        exchange: str = "auto",
+        *,
+        gate_table: GateTableChoice = "auto",
+        sharded_embedding: bool | None = None,
+        shards: Sequence[VocabShard] | None = None,
+    ) -> None:
+        table_bytes = shard.vocab_size * 3 * head.gru_size * head.gru_input.element_size()
+        whole = tabulated = False
+        problem: Refused | None = None
+        try:
+            refuse_inputs(head, embedding, lm_head, shard, group, pool_size, exchange)
+            whole = holds_whole_embedding(embedding, shard, sharded_embedding)
+            tabulated = choose_gate_table(gate_table, table_bytes, sharded=not whole)
+        except Refused as refusal:
+            problem = refusal
+        if shards is None:
+            settings = {
+                "hidden size": head.hidden_size,
+                "GRU width": head.gru_size,
+                "correction width": head.correction_size,
+                "prefix_len": head.prefix_len,
+                "shift_label": int(head.shift_label),
+                "pool_size": pool_size,
+                "exchange": EXCHANGES.index(exchange) if exchange in EXCHANGES else -1,
+                "gate_table": int(tabulated),
+            }
+            shards = agree(shard, group, settings, problem, head.device)
+        elif problem is not None:
+            raise problem
+
+        self.head = head
+        self.shard = shard
+        self.group = group
+        self.exchange = exchange
+        self.pool_size = pool_size if pool_size < shard.vocab_size else 0
+        self.exchange_taken: Exchange | None = None
+        self.nan_rows = torch.zeros((), dtype=torch.int64, device=head.device)
+        self.layout = VocabLayout(shards, head.device)
+        self._logits = _as_callable(lm_head)
+        self._recurrence = Recurrence(head)
+        self._correction_out = head.correction_out
+        if self.pool_size == 0:
+            self._correction_out = head.correction_out.to(head.compute_dtype)
+        self._gates: TabulatedGates | ComputedGates
+        if tabulated:
+            first = shard.start if whole else 0
+            with torch.no_grad():
+                own_rows = embedding[first : first + shard.num_org]
+                table = tabulate(head, own_rows, self.layout, group)
+            self._gates = TabulatedGates(table, head.compute_dtype)
+        else:
+            self._gates = ComputedGates(head, embedding)
+        self.gate_table_bytes = table_bytes if tabulated else 0
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        draft_hidden: Tensor,
+        bonus: Tensor,
+        steps: int | None = None,
+        *,
+        in_graph: bool | None = None,
+    ) -> Tensor:
+        """Propose ``steps`` tokens after each bonus token.
+
+        Nothing is read back to the host and no shape depends on data.
+
+        Args:
+            draft_hidden: the draft's rows ``Z [B, L, H]``, equal on all ranks.
+            bonus: ``[B]`` int64, ids below ``V``.
+            steps: proposals, by default ``L - 1``.
+            in_graph: whether this call belongs to a CUDA graph, for the choice of exchange; by
+                default, whether one is being captured. Pass ``True`` when warming up for one.
+
+        Returns:
+            ``[B, steps]`` int64.
+
+        Raises:
+            Refused: shapes that do not fit, or more steps than the block has rows for.
+        """
+        batch, length, hidden_size = _block_shape(draft_hidden, bonus)
+        steps = length - 1 if steps is None else steps
+        offset = 0 if self.head.shift_label else 1
+        if hidden_size != self.head.hidden_size:
+            raise Refused("draft_hidden width", hidden_size, f"H = {self.head.hidden_size}")
+        if not 0 <= steps <= max(0, length - offset):
+            raise Refused("steps", steps, f"0 to {length - offset} for {length} drafted rows")
+        if steps == 0 or batch == 0:
+            return bonus.new_empty((batch, steps), dtype=torch.int64)
+
+        z = draft_hidden[:, offset : offset + steps].transpose(0, 1)  # [T, B, H], step-major
+        logits = self._logits(z.reshape(steps * batch, hidden_size))
+        local = logits.view(steps, batch, self.shard.num_padded)
+        if self.shard.num_org:
+            self.nan_rows += order.rows_with_nan(local[..., : self.shard.num_org])
+
+        if in_graph is None:
+            in_graph = local.is_cuda and torch.cuda.is_current_stream_capturing()
+        self.exchange_taken = choose_exchange(
+            batch,
+            self.group.size * local.numel() * local.element_size(),
+            in_graph,
+            self.pool_size,
+            ranks=self.group.size,
+            requested=self.exchange,
+        )
+        tokens, correction = self._exchange(local)
+        if correction is not None:
+            tokens = self._chain(z, bonus, tokens, correction)
+        return torch.stack(tokens, dim=1)
+
+    def _exchange(self, local: Tensor) -> tuple[list[Tensor], Correction | None]:
+        """The prefix rows' tokens, and what chooses the other rows' (``None`` without any)."""
+        steps = local.shape[0]
+        prefix = min(self.head.prefix_len, steps)
+        weight, dtype = self._correction_out, self.head.compute_dtype
+        if self.exchange_taken == "compact":
+            tokens, pool = exchange_compact(local, self.shard, self.group, prefix, self.pool_size)
+            return tokens, PoolOnly(pool, weight, prefix, dtype) if pool is not None else None
+        gathered = gather_full(local, self.layout, self.group)
+        tokens = prefix_tokens(gathered, prefix)
+        if prefix == steps:
+            return tokens, None
+        if self.pool_size == 0:
+            return tokens, WholeVocabulary(gathered, weight)
+        candidates = pool_of_gathered(gathered, prefix, self.pool_size)
+        return tokens, PoolOnly(candidates, weight, prefix, dtype)
+
+    def _chain(
+        self, z: Tensor, bonus: Tensor, prefix: list[Tensor], correction: Correction
+    ) -> list[Tensor]:
+        """``s_{j+1} = GRUCell(embedding(d_j), s_j)`` and ``d_j = argmax (base_j + c_j)``."""
+        p = len(prefix)
+        recurrence = self._recurrence
+        draft_part = recurrence.from_draft(z[p:])
+        tokens = list(prefix)
+        token = bonus
+        state, state_gates = recurrence.zero_state(len(bonus))
+        for j in range(len(z)):
+            state = recurrence.cell(state, self._gates(token), state_gates)
+            state_gates, state_part = recurrence.from_state(state)
+            if j >= p:
+                hidden = F.silu(draft_part[j - p] + state_part)
+                tokens.append(correction.choose(j, hidden))
+            token = tokens[j]
+        return tokens
+
+
+def _as_callable(lm_head: LMHeadLike) -> Callable[[Tensor], Tensor]:
+    if not isinstance(lm_head, Tensor):
+        return lm_head
+    weight = lm_head
+    return lambda x: F.linear(x.to(weight.dtype), weight)
+
+
+def _block_shape(draft_hidden: Tensor, bonus: Tensor) -> tuple[int, int, int]:
+    if draft_hidden.dim() != 3:
+        raise Refused("draft_hidden shape", tuple(draft_hidden.shape), "[B, L, H]")
+    batch, length, hidden_size = draft_hidden.shape
+    if tuple(bonus.shape) != (batch,):
+        raise Refused("bonus shape", tuple(bonus.shape), f"[B = {batch}]")
+    return batch, length, hidden_size

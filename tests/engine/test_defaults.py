@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from knockon.engine import defaults
+from knockon.engine.hardware import GPU, Hardware, detect
+
+
+def machine(*flags: str, gpus: tuple[GPU, ...] = ()) -> Hardware:
+    return Hardware("a CPU", 2, flags, 2**34, 2**33, gpus)
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        (("avx2", "avx512f"), "float32"),
+        (("avx512f", "avx512_bf16"), "bfloat16"),
+        (("amx_bf16",), "bfloat16"),
+        ((), "float32"),
+    ],
+)
+def test_a_cpu_uses_bfloat16_only_where_it_multiplies_it_natively(flags, dtype):
+    assert defaults.choose_dtype(machine(*flags)).value == dtype
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((9, 0), "bfloat16"), ((7, 5), "float32")])
+def test_a_gpu_uses_bfloat16_from_capability_8(capability, dtype):
+    gpu = GPU("a GPU", 2**36, capability)
+    choice = defaults.choose_dtype(machine("avx512_bf16", gpus=(gpu,)))
+    assert choice.value == dtype
+    assert ".".join(map(str, capability)) in choice.why
+
+
+def test_device_and_distributed_backend_go_together():
+    gpu = GPU("a GPU", 2**36, (9, 0))
+    on_gpu, on_cpu = machine(gpus=(gpu,)), machine()
+    assert defaults.choose_device(on_gpu).value == "cuda"
+    assert defaults.choose_distributed(on_gpu).value == "nccl"
+    assert defaults.choose_device(on_cpu).value == "cpu"
+    assert defaults.choose_distributed(on_cpu).value == "gloo"
+
+
+def test_detection_reads_this_machine():
+    found = detect()
+    assert found.cpu
+    assert found.cores >= 1
+    assert 0 < found.memory_available <= found.memory
