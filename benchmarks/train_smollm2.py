@@ -1,9 +1,8 @@
 """Trains the drafter that Knockon ships for SmolLM2-135M-Instruct, in half an hour of one GPU.
 
-    PYTHONPATH=src python3 benchmarks/train_smollm2.py all   --target MODEL.gguf --work DIR
-        --prompts prompts.jsonl \\ --workloads workloads/*.jsonl --out
-        checkpoints/smollm2-135m-domino
-    PYTHONPATH=src python3 benchmarks/train_smollm2.py smoke --target MODEL.gguf --work DIR ...
+    T="benchmarks/train_smollm2.py"; A="--target MODEL.gguf --work DIR --prompts prompts.jsonl"
+    PYTHONPATH=src python3 $T smoke $A --workloads workloads/*.jsonl --out DIR/out
+    PYTHONPATH=src python3 $T all   $A --workloads workloads/*.jsonl --out checkpoints/DRAFTER
 
 The stages are those of `knockon.train.run`, with this model's settings. ``smoke`` runs all of them
 for seconds each at real batch sizes and says where the time goes.
@@ -20,10 +19,11 @@ from typing import Any
 import torch
 
 from knockon.train.bulk_generate import BulkGenerator, Finished
+from knockon.train.chat_format import read_prompts
 from knockon.train.evaluate import accept_lengths, answer_workloads, format_table
 from knockon.train.run import Pipeline, main, parser
 from knockon.train.sequences import PackedSequences
-from knockon.train.synthesize import Recipe, RecipeSettings, read_prompts
+from knockon.train.synthesize import Recipe, RecipeSettings
 
 SETTINGS = [
     *("--target-layers", "1", "8", "15", "22", "28"),

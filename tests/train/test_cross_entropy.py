@@ -55,7 +55,7 @@ def test_plain_dflash_has_no_correction() -> None:
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernel_equals_twin(soft: bool, dtype: torch.dtype) -> None:
-    from knockon.train.triton_kernels import chunk_cross_entropy
+    from knockon.train.cross_entropy_kernel import chunk_cross_entropy
 
     rows, vocab = 33, 49152
     base = torch.randn(rows, vocab, device="cuda").mul(3).to(dtype)

@@ -9,7 +9,8 @@ import pytest
 from knockon.errors import Refused
 from knockon.models.tokenizer import load_tokenizer
 from knockon.train.bulk_generate import Finished, Job
-from knockon.train.synthesize import ChatFormat, Recipe, RecipeSettings, read_prompts, usable
+from knockon.train.chat_format import ChatFormat, read_prompts
+from knockon.train.synthesize import Recipe, RecipeSettings, usable
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from knockon.train import triton_kernels as kernels
+from knockon.train.cross_entropy_kernel import chunk_cross_entropy
 
 
 class RowLosses(NamedTuple):
@@ -106,7 +106,7 @@ class _DraftCrossEntropy(torch.autograd.Function):
         final_loss = torch.empty_like(base_loss)
         base_choice = torch.empty_like(labels)
         final_choice = torch.empty_like(labels)
-        run = kernels.chunk_cross_entropy if z.is_cuda else chunk_cross_entropy_twin
+        run = chunk_cross_entropy if z.is_cuda else chunk_cross_entropy_twin
         for start in range(0, rows, chunk):
             part = slice(start, start + chunk)
             base = z_low[part] @ head.T

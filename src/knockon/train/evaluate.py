@@ -18,10 +18,10 @@ from torch import Tensor
 
 from knockon.errors import Refused
 from knockon.train.bulk_generate import BulkGenerator, Finished, Job
+from knockon.train.chat_format import ChatFormat, read_prompts
 from knockon.train.drafter_module import DraftModule
 from knockon.train.frozen_target import FrozenTarget
 from knockon.train.objective import Anchors
-from knockon.train.synthesize import ChatFormat, read_prompts
 
 
 @dataclass(frozen=True)

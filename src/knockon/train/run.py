@@ -1,10 +1,10 @@
 """The stages of making a drafter, each a command that leaves its result for the next.
 
-    python -m knockon.train.run generate --target MODEL --work DIR --prompts prompts.jsonl --minutes
-    8 python -m knockon.train.run train    --target MODEL --work DIR --minutes 14 python -m
-    knockon.train.run evaluate --target MODEL --work DIR --workloads gsm8k.jsonl ... python -m
-    knockon.train.run export   --target MODEL --work DIR --out checkpoints/my-drafter --name
-    my/model python -m knockon.train.run all      ...
+    R="python -m knockon.train.run"; A="--target MODEL --work DIR --target-layers 1 8 15 --mask-id 0"
+    $R generate $A --prompts prompts.jsonl --minutes 8
+    $R train    $A --minutes 14
+    $R evaluate $A --workloads gsm8k.jsonl humaneval.jsonl
+    $R export   $A --out checkpoints/my-drafter --name my/model
 
 A stage that was cut short goes on where it stood: ``train`` resumes from its last checkpoint, and
 ``all`` skips the stages whose result is there.
@@ -24,13 +24,14 @@ from knockon.drafters.config import parse_draft_config
 from knockon.errors import KnockonError, Refused
 from knockon.models.tokenizer import load_tokenizer
 from knockon.train.bulk_generate import BulkGenerator, Finished
+from knockon.train.chat_format import ChatFormat, read_prompts
 from knockon.train.drafter_module import DraftModule
 from knockon.train.evaluate import accept_lengths, answer_workloads, format_table
 from knockon.train.export import draft_config_dict, export, model_card
 from knockon.train.frozen_target import FrozenTarget
 from knockon.train.loop import Trainer, TrainSettings
 from knockon.train.sequences import PackedSequences
-from knockon.train.synthesize import ChatFormat, Recipe, RecipeSettings, read_prompts
+from knockon.train.synthesize import Recipe, RecipeSettings
 
 
 class Pipeline:
