@@ -1,6 +1,6 @@
 """The stages of making a drafter, each a command that leaves its result for the next.
 
-    R="python -m knockon.train.run"; A="--target MODEL --work DIR --target-layers 1 8 15 --mask-id 0"
+    R="python -m knockon.train.run"; A="--target MODEL --work DIR --target-layers 1 8 --mask-id 0"
     $R generate $A --prompts prompts.jsonl --minutes 8
     $R train    $A --minutes 14
     $R evaluate $A --workloads gsm8k.jsonl humaneval.jsonl
