@@ -101,7 +101,8 @@ def read_prompts(prompt: str | None, file: Path | None, raw: bool) -> list[Any]:
         raise Refused("--file", str(file), f"a readable UTF-8 file ({error})") from None
     if file.suffix != ".jsonl":
         return [_wrap(content, raw)]
-    lines = [line for line in content.splitlines() if line.strip()]
+    # Not splitlines: a JSON string may hold U+2028 as it stands.
+    lines = [line for line in content.split("\n") if line.strip()]
     if not lines:
         raise Refused("--file", str(file), "at least one line")
     return [_from_line(line, number, raw) for number, line in enumerate(lines, 1)]

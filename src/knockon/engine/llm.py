@@ -14,6 +14,7 @@ from knockon.engine.noise import fresh_seed
 from knockon.engine.request import RequestOutput
 from knockon.engine.sampling_params import SamplingParams
 from knockon.errors import Refused
+from knockon.models.target import read_config
 from knockon.models.tokenizer import load_tokenizer
 from knockon.parallel import SingleRank
 from knockon.parallel.launch import RankPool
@@ -169,6 +170,11 @@ class LLM:
                 list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
             )
         )
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a generation unless ``ignore_eos`` is asked for."""
+        return read_config(self.config.model).eos_token_ids
 
     @property
     def failed(self) -> bool:

@@ -14,7 +14,6 @@ from typing import Literal
 import knockon
 from knockon.errors import Refused
 from knockon.models import hub, wheel_download
-from knockon.models.gguf_extent import check_whole
 from knockon.models.wheel_download import Progress, WheelFile, silent
 
 Kind = Literal["target", "drafter"]
@@ -122,7 +121,10 @@ def resolve(name: str | Path) -> Path:
     if path.is_dir():
         return _model_folder(path)
     if path.is_file():
-        check_whole(path)
+        # numpy and gguf are loaded only where a file has to be looked into.
+        from knockon.models.gguf_header import read_header
+
+        read_header(path)
         return path
     if isinstance(name, str) and hub.is_repo_id(name) and not name.endswith(".gguf"):
         return hub.snapshot(name)

@@ -80,11 +80,13 @@ class DecoderLayer(nn.Module):
             rotate: rotary embedding of ``[B, T, heads, head_dim]`` at the rows' positions.
         """
         queries, keys = self.heads.head_count, self.heads.kv_count
-        qkv = self.qkv(self.input_norm(x)).unflatten(-1, (queries + 2 * keys, self.head_dim))
+        qkv = self.qkv(self.input_norm(x))
+        qkv = qkv.view(x.shape[0], x.shape[1], queries + 2 * keys, self.head_dim)
         # Query and key heads go through norm and rotation together: half the operations.
-        qk = rotate(self.normalise_heads(qkv[:, :, : queries + keys]))
-        attention.write(qk[:, :, queries:], qkv[:, :, queries + keys :], kv, plan)
-        attended = attention.attend(qk[:, :, :queries], kv, plan, self.visibility)
+        qk, v = qkv.split_with_sizes((queries + keys, keys), 2)
+        q, k = rotate(self.normalise_heads(qk)).split_with_sizes((queries, keys), 2)
+        attention.write(k, v, kv, plan)
+        attended = attention.attend(q, kv, plan, self.visibility)
         x = self.output(attended).add_(x)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
         return self.down(F.silu(gate).mul_(up)).add_(x)

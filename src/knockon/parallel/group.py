@@ -61,7 +61,9 @@ class TorchGroup:
         self._root = dist.get_global_rank(process_group, 0) if process_group is not None else 0
 
     def all_gather(self, out: Tensor, x: Tensor) -> None:
-        dist.all_gather_into_tensor(out, x.contiguous(), group=self.process_group)
+        # Flat, since gloo takes only outputs concatenated along the first dimension.
+        flat = x.contiguous().view(-1)
+        dist.all_gather_into_tensor(out.view(-1), flat, group=self.process_group)
 
     def all_reduce(self, x: Tensor) -> None:
         dist.all_reduce(x, group=self.process_group)

@@ -33,16 +33,18 @@ class DominoRollout:
 
     Args:
         head: the Domino head, whole on every rank.
-        embedding: the target's ``[V, H]``, or this rank's shard of it (``num_org`` rows, or
-            ``num_padded``; exactly ``V`` rows are read as the whole).
+        embedding: the target's ``[V, H]``, or this rank's shard of it: ``num_org`` rows, or
+            ``num_padded``.
         lm_head: this rank's ``[num_padded, H]`` tensor, or a callable from ``[N, H]`` to
             ``[N, num_padded]`` logits already in the head's dtype, e.g. a prepacked CPU head.
         shard: which ids this rank holds.
         group: the ranks. Construction takes collectives, so all ranks construct together.
         pool_size: ``K``; 0, or ``V`` and more, scores the whole vocabulary.
         exchange: ``"auto"``, ``"full"`` or ``"compact"``; without a pool it is always full.
-        gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, by the rule
-            of :func:`knockon.rollout.gates.choose_gate_table`. ``gate_table_bytes`` tells the cost.
+        gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, as
+            :func:`~knockon.rollout.gates.choose_gate_table` says. ``gate_table_bytes`` is the cost.
+        sharded_embedding: whether ``embedding`` is only this rank's shard; by default its number of
+            rows tells, which is refused where ``num_padded`` is ``V`` itself.
         shards: every rank's shard, where the caller knows them; else the ranks tell each other.
 
     Attributes:
@@ -65,15 +67,16 @@ class DominoRollout:
         exchange: str = "auto",
         *,
         gate_table: GateTableChoice = "auto",
+        sharded_embedding: bool | None = None,
         shards: Sequence[VocabShard] | None = None,
     ) -> None:
         table_bytes = shard.vocab_size * 3 * head.gru_size * head.gru_input.element_size()
-        tabulated = False
+        whole = tabulated = False
         problem: Refused | None = None
         try:
             refuse_inputs(head, embedding, lm_head, shard, group, pool_size, exchange)
-            sharded = not holds_whole_embedding(embedding, shard)
-            tabulated = choose_gate_table(gate_table, table_bytes, sharded)
+            whole = holds_whole_embedding(embedding, shard, sharded_embedding)
+            tabulated = choose_gate_table(gate_table, table_bytes, sharded=not whole)
         except Refused as refusal:
             problem = refusal
         if shards is None:
@@ -106,7 +109,6 @@ class DominoRollout:
             self._correction_out = head.correction_out.to(head.compute_dtype)
         self._gates: TabulatedGates | ComputedGates
         if tabulated:
-            whole = holds_whole_embedding(embedding, shard)
             first = shard.start if whole else 0
             with torch.no_grad():
                 own_rows = embedding[first : first + shard.num_org]
@@ -155,7 +157,8 @@ class DominoRollout:
         z = draft_hidden[:, offset : offset + steps].transpose(0, 1)  # [T, B, H], step-major
         logits = self._logits(z.reshape(steps * batch, hidden_size))
         local = logits.view(steps, batch, self.shard.num_padded)
-        self.nan_rows += order.rows_with_nan(local[..., : self.shard.num_org])
+        if self.shard.num_org:
+            self.nan_rows += order.rows_with_nan(local[..., : self.shard.num_org])
 
         if in_graph is None:
             in_graph = local.is_cuda and torch.cuda.is_current_stream_capturing()

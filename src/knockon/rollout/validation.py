@@ -47,13 +47,6 @@ def refuse_inputs(
     if exchange not in EXCHANGES:
         raise Refused("exchange", exchange, f"one of {EXCHANGES}")
     _refuse_matrix("embedding", embedding, head)
-    rows = {shard.vocab_size, shard.num_org, shard.num_padded}
-    if embedding.shape[0] not in rows:
-        raise Refused(
-            "embedding rows",
-            embedding.shape[0],
-            f"V = {shard.vocab_size}, or this rank's num_padded = {shard.num_padded}",
-        )
     if isinstance(lm_head, Tensor):
         _refuse_matrix("lm_head", lm_head, head)
         if lm_head.shape[0] != shard.num_padded:
@@ -62,9 +55,34 @@ def refuse_inputs(
         raise Refused("lm_head", type(lm_head).__name__, "a tensor or a callable")
 
 
-def holds_whole_embedding(embedding: Tensor, shard: VocabShard) -> bool:
-    """Whether ``embedding`` has the row of every id, not only this rank's."""
-    return embedding.shape[0] == shard.vocab_size or shard.num_org == shard.vocab_size
+def holds_whole_embedding(embedding: Tensor, shard: VocabShard, sharded: bool | None) -> bool:
+    """Whether ``embedding`` has the row of every id, not only this rank's.
+
+    Args:
+        sharded: what the caller says, or ``None`` to go by the number of rows.
+
+    Raises:
+        Refused: rows that fit neither, or that fit both while the caller does not say which.
+    """
+    rows = embedding.shape[0]
+    fits_whole = rows == shard.vocab_size
+    fits_shard = rows in (shard.num_org, shard.num_padded)
+    if shard.size == 1 and (fits_whole or fits_shard):
+        return True
+    if not ((fits_whole and sharded is not True) or (fits_shard and sharded is not False)):
+        raise Refused(
+            "embedding rows",
+            rows,
+            f"V = {shard.vocab_size}, or this rank's num_padded = {shard.num_padded}",
+        )
+    if fits_whole and fits_shard and sharded is None:
+        raise Refused(
+            "embedding rows",
+            rows,
+            "a number that tells the whole embedding from a padded shard",
+            "Say which it is with sharded_embedding",
+        )
+    return fits_whole and not sharded
 
 
 def _refuse_matrix(name: str, weight: Tensor, head: DominoHead) -> None:
@@ -74,7 +92,9 @@ def _refuse_matrix(name: str, weight: Tensor, head: DominoHead) -> None:
         raise Refused(f"{name} dtype", weight.dtype, "a floating dtype without scales")
     if (weight.dtype == torch.float64) != (head.dtype == torch.float64):
         raise Refused(
-            f"{name} dtype", weight.dtype, f"FP64 only throughout; the head is {head.dtype}"
+            f"{name} dtype",
+            weight.dtype,
+            f"FP64 throughout or not at all; the head is {head.dtype}",
         )
     if weight.device != head.device:
         raise Refused(f"{name} device", str(weight.device), f"{head.device}, as the head")

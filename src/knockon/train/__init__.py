@@ -1,0 +1,1 @@
+"""Making a drafter for a target: data synthesis, objective, loop, export, evaluation."""

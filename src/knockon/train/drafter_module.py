@@ -1,0 +1,203 @@
+"""The drafter as it is trained: the shared DFlash backbone and a Domino head with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from knockon.drafters.backbone import DFlashBackbone, DraftLayer
+from knockon.drafters.config import DraftConfig
+from knockon.errors import Refused
+from knockon.layers.rotary import RotaryEmbedding
+from knockon.parallel import SingleRank
+from knockon.train.frozen_target import FrozenTarget
+from knockon.train.objective import Anchors, proposal_rows, visibility
+
+
+class DraftModule(nn.Module):
+    """Backbone and, unless `config.domino` is None, the Domino head.
+
+    Args:
+        config: of the drafter. Only layers that see the whole block can be trained.
+        dtype: in which the backbone computes. The head is FP32: it is small, and its state and sums
+            are FP32 by contract.
+    """
+
+    def __init__(self, config: DraftConfig, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        if any(seen.causal or seen.window is not None for seen in config.backbone.visibility):
+            raise Refused(
+                "layer_types", "sliding_attention", "full_attention, in a drafter to be trained"
+            )
+        self.config = config
+        self.backbone = DFlashBackbone(config.backbone, dtype, SingleRank())
+        hidden = config.backbone.hidden_size
+        self.rotary = RotaryEmbedding(
+            config.backbone.rope, config.backbone.head_dim, config.backbone.max_positions
+        )
+        if config.domino is not None:
+            gru, width = config.domino.gru_size, config.domino.correction_size
+            self.prefix_gru = nn.GRU(hidden, gru, bias=False, batch_first=True)
+            self.embed_proj = nn.Sequential(
+                nn.Linear(hidden + gru, width, bias=False),
+                nn.SiLU(),
+                nn.Linear(width, config.vocab_size, bias=False),
+            )
+        self.requires_grad_(True)
+        self.run_backbone: Callable[..., Tensor] = self._run_backbone
+
+    @property
+    def draft_layers(self) -> list[DraftLayer]:
+        """The backbone's layers."""
+        return [cast(DraftLayer, layer) for layer in self.backbone.layers]
+
+    @property
+    def correction_in(self) -> Tensor:
+        """``W1 [E, H + G]``, columns for ``z`` first."""
+        return cast(nn.Linear, self.embed_proj[0]).weight
+
+    @property
+    def correction_out(self) -> Tensor:
+        """``W2 [V, E]``."""
+        return cast(nn.Linear, self.embed_proj[2]).weight
+
+    def compile_backbone(self) -> None:
+        """Lets Inductor fuse the backbone; one compilation serves every sequence length."""
+        self.run_backbone = torch.compile(self._run_backbone, dynamic=True)
+
+    def initialise(self, seed: int, target: FrozenTarget | None = None) -> None:
+        """Random weights; the correction's last matrix is zero: training starts from the base.
+
+        Args:
+            target: where given and of the same sizes, the draft layers start from its last layers
+                and the final norm from its own: what the last layers write is what the head reads.
+
+        Raises:
+            Refused: layers of other sizes than the target's.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if parameter.dim() == 1:
+                    parameter.fill_(1.0)
+                elif name.startswith("embed_proj.2"):
+                    parameter.zero_()
+                else:
+                    drawn = torch.empty(parameter.shape).normal_(
+                        0, parameter.shape[1] ** -0.5, generator=generator
+                    )
+                    parameter.copy_(drawn)
+        if target is not None:
+            self._start_from(target)
+
+    def _start_from(self, target: FrozenTarget) -> None:
+        ours, theirs = self.config.backbone, target.config
+        for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"):
+            if getattr(ours, name) != getattr(theirs, name):
+                raise Refused(
+                    f"draft {name}",
+                    getattr(ours, name),
+                    f"the target's {getattr(theirs, name)} to start from it",
+                )
+        queries, keys = ours.num_heads * ours.head_dim, ours.num_kv_heads * ours.head_dim
+        self.backbone.norm.load(target.norm)
+        for index, source in enumerate(target.layers[-ours.num_layers :]):
+            load = self.draft_layers[index].loaders()
+            q, k, v = source.qkv.split((queries, keys, keys))
+            gate, up = source.gate_up.chunk(2)
+            for name, weight in (
+                ("self_attn.q_proj", q), ("self_attn.k_proj", k), ("self_attn.v_proj", v),
+                ("self_attn.o_proj", source.output), ("mlp.gate_proj", gate), ("mlp.up_proj", up),
+                ("mlp.down_proj", source.down), ("input_layernorm", source.input_norm),
+                ("post_attention_layernorm", source.post_norm),
+            ):  # fmt: skip
+                load[f"{name}.weight"](weight)
+
+    def block_hidden(
+        self, target: FrozenTarget, tokens: Tensor, features: Tensor, anchors: Anchors
+    ) -> Tensor:
+        """The backbone's rows of every block.
+
+        Args:
+            tokens: ``[b, T]`` int64.
+            features: ``[b, T, F]``.
+            anchors: ``N`` blocks a sequence.
+
+        Returns:
+            ``[b, N, L, H]``.
+        """
+        config = self.config
+        batch, length = tokens.shape
+        blocks, rows = anchors.position.shape[1], config.block_size
+        first = tokens.gather(1, anchors.position)[..., None]
+        masks = first.new_full((batch, blocks, rows - 1), config.mask_token_id)
+        x = F.embedding(torch.cat((first, masks), -1).flatten(1), target.embedding)
+        positions = (
+            anchors.position[..., None] + torch.arange(rows, device=tokens.device)
+        ).flatten(1)
+        seen = visibility(anchors, length, rows)
+        bias = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(
+            ~seen, float("-inf")
+        )
+        context = torch.arange(length, device=tokens.device)[None]
+        z = self.run_backbone(
+            x, features, bias[:, None], *self._angles(context), *self._angles(positions)
+        )
+        return z.view(batch, blocks, rows, -1)
+
+    def _run_backbone(
+        self,
+        x: Tensor,
+        features: Tensor,
+        bias: Tensor,
+        context_cos: Tensor,
+        context_sin: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> Tensor:
+        """``x [b, N*L, H]`` with ``bias [b, 1, N*L, T + N*L]`` to ``[b, N*L, H]``."""
+        context_keys, context_values = self.backbone.context_kv(features, context_cos, context_sin)
+        group = self.config.backbone.num_heads // self.config.backbone.num_kv_heads
+
+        def spread(context: Tensor, block: Tensor) -> Tensor:
+            both = torch.cat((context, block), 1).transpose(1, 2)[:, :, None]
+            return both.expand(-1, -1, group, -1, -1).flatten(1, 2)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = (
+                spread(context_keys[:, :, layer], k),
+                spread(context_values[:, :, layer], v),
+            )
+            out = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, attn_mask=bias)
+            return out.transpose(1, 2).flatten(2)
+
+        return self.backbone(x, cos, sin, attend)
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if self.rotary.cos.device != positions.device:
+            self.rotary.cos = self.rotary.cos.to(positions.device)
+            self.rotary.sin = self.rotary.sin.to(positions.device)
+        return self.rotary.tables(positions)
+
+    def proposals(self, hidden: Tensor) -> Tensor:
+        """Rows ``z_j`` of ``[b, N, L, H]``: ``[b, N, J, H]``."""
+        return proposal_rows(
+            hidden, self.config.domino is not None and self.config.domino.shift_label
+        )
+
+    def correction_input(self, z: Tensor, teacher_embeddings: Tensor) -> Tensor:
+        """``SiLU(W1 [z ; s])`` of every row, teacher-forced.
+
+        Args:
+            z: ``[M, J, H]``.
+            teacher_embeddings: ``[M, J, H]`` of the true tokens at ``anchor .. anchor + J - 1``.
+
+        Returns:
+            ``[M, J, E]``.
+        """
+        states, _ = self.prefix_gru(teacher_embeddings.float())
+        return self.embed_proj[1](self.embed_proj[0](torch.cat((z.float(), states), -1)))
