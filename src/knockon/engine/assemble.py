@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch
 
+from knockon.drafters.backbone import BackboneConfig
 from knockon.drafters.base import Drafter
+from knockon.drafters.config import DraftConfig
 from knockon.drafters.load import load_drafter, read_draft_config
 from knockon.engine.config import EngineConfig, check_verify_width, default_verify_width
 from knockon.engine.defaults import choose_dtype
@@ -67,6 +69,7 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
     target_config = read_config(model)
     limit = target_config.max_positions
     block_rows, width = 1, 1
+    draft_config: DraftConfig | None = None
     if config.draft is not None:
         draft_config = read_draft_config(Path(config.draft))
         limit = min(limit, draft_config.backbone.max_positions)
@@ -86,7 +89,8 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
             config.speculative_domino_candidate_pool_size,
             config.speculative_domino_exchange,
         )
-    budget = _kv_budget(config, target, drafter, limit, block_rows, group)
+    drafted = draft_config.backbone if drafter is not None and draft_config is not None else None
+    budget = _kv_budget(config, target, drafted, limit, block_rows, group)
     runner = ModelRunner(target, drafter, budget.num_pages, config.page_size)
     logger.info(
         "%s: %d positions of KV in %d pages, %.0f MiB a rank; context %d; verify width %d",
@@ -112,23 +116,23 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
 def _kv_budget(
     config: EngineConfig,
     target: Target,
-    drafter: Drafter | None,
+    drafted: BackboneConfig | None,
     limit: int,
     block_rows: int,
     group: Group,
 ) -> KVBudget:
     """Pages for target and draft KV together: the least that any rank can afford.
 
-    Every rank plans with the largest share of heads, so all come to the same number.
+    Every rank plans with the largest share of heads, target's and drafter's, so all come to the
+    same number and schedule alike.
     """
     element = torch.finfo(target.dtype).bits // 8
     layers, _, dim = target.kv_shape
     most = HeadShard.deal(target.config.num_heads, target.config.num_kv_heads, group.size, 0)
     per_position = layers * most.kv_count * dim
-    if drafter is not None:
-        per_position += (
-            drafter.kv_shape.layers * drafter.kv_shape.kv_heads * drafter.kv_shape.head_dim
-        )
+    if drafted is not None:
+        most = HeadShard.deal(drafted.num_heads, drafted.num_kv_heads, group.size, 0)
+        per_position += drafted.num_layers * most.kv_count * drafted.head_dim
     return plan_kv(
         config.kv_memory // group.size,
         2 * element * per_position,
