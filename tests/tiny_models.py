@@ -23,7 +23,6 @@ from tests.tiny_tokenizer import IM_END, MASK, VOCAB_SIZE, save_tokenizer
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 144, 9, 3, 16, 112, 4
 POSITIONS = 512
-_KV = KV_HEADS * HEAD_DIM
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class TinyTarget:
     tied: bool = False
     wander: float = 1.4
     max_positions: int = POSITIONS
+    kv_heads: int = KV_HEADS
 
     def save(self, folder: Path) -> Path:
         """Write config, weights and tokenizer through ``transformers``."""
@@ -51,7 +51,7 @@ class TinyTarget:
             "intermediate_size": INNER,
             "num_hidden_layers": LAYERS,
             "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS,
+            "num_key_value_heads": self.kv_heads,
             "head_dim": HEAD_DIM,
             "max_position_embeddings": self.max_positions,
             "tie_word_embeddings": self.tied,
@@ -134,6 +134,7 @@ class TinyDrafter:
     lean: float = 4.0
     max_positions: int = POSITIONS
     rope_theta: float = 10000.0
+    kv_heads: int = KV_HEADS
 
     def config(self) -> dict[str, Any]:
         """``config.json``."""
@@ -158,7 +159,7 @@ class TinyDrafter:
             "intermediate_size": INNER,
             "num_hidden_layers": len(self.layer_types),
             "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS,
+            "num_key_value_heads": self.kv_heads,
             "head_dim": HEAD_DIM,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
@@ -193,18 +194,22 @@ class TinyDrafter:
             "norm.weight": norm(HIDDEN, 0.5),
         }
         anchor = common_direction() / HIDDEN
+        kv = self.kv_heads * HEAD_DIM
         for layer in range(len(self.layer_types)):
-            basis = torch.linalg.qr(noise(HIDDEN, _KV))[0].t()  # [kv * D, H], orthonormal rows
+            basis = torch.linalg.qr(noise(HIDDEN, kv))[0].t()  # [kv * D, H], orthonormal rows
             near = torch.ones(HEAD_DIM, 1) @ anchor[None]
-            per_head = basis.view(KV_HEADS, 1, HEAD_DIM, HIDDEN)
-            out = per_head.expand(-1, HEADS // KV_HEADS, -1, -1).reshape(HEADS * HEAD_DIM, HIDDEN)
+            per_head = basis.view(self.kv_heads, 1, HEAD_DIM, HIDDEN)
+            out = per_head.expand(-1, HEADS // self.kv_heads, -1, -1).reshape(
+                HEADS * HEAD_DIM, HIDDEN
+            )
             within = {
                 "input_layernorm.weight": norm(HIDDEN),
                 "post_attention_layernorm.weight": norm(HIDDEN),
                 "self_attn.q_proj.weight": -near.repeat(HEADS, 1)
                 + noise(HEADS * HEAD_DIM, HIDDEN, scale=0.3),
-                "self_attn.k_proj.weight": near.repeat(KV_HEADS, 1) + noise(_KV, HIDDEN, scale=0.3),
-                "self_attn.v_proj.weight": basis + noise(_KV, HIDDEN, scale=0.2),
+                "self_attn.k_proj.weight": near.repeat(self.kv_heads, 1)
+                + noise(kv, HIDDEN, scale=0.3),
+                "self_attn.v_proj.weight": basis + noise(kv, HIDDEN, scale=0.2),
                 "self_attn.o_proj.weight": out.t() + noise(HIDDEN, HEADS * HEAD_DIM, scale=0.2),
                 "self_attn.q_norm.weight": norm(HEAD_DIM, 1.2),
                 "self_attn.k_norm.weight": norm(HEAD_DIM, 1.2),
