@@ -9,7 +9,7 @@ from typing import Any
 from knockon.drafters.backbone import BackboneConfig
 from knockon.errors import Refused
 from knockon.layers.attention import Visibility
-from knockon.models.config import ModelConfig
+from knockon.models.config import ModelConfig, parse_head_dim
 from knockon.models.rope_config import parse_rope
 
 ARCHITECTURES = ("DFlashDraftModel", "DominoDraftModel")
@@ -92,11 +92,17 @@ def parse_draft_config(config: Mapping[str, Any]) -> DraftConfig:
     Raises:
         Refused: a field that is missing, contradicts itself, or is outside what is accepted.
     """
-    architecture = (config.get("architectures") or ["none"])[0]
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named else named
     if architecture not in ARCHITECTURES:
         raise Refused(
             "draft architectures", architecture, " or ".join(ARCHITECTURES), "Is it a target model?"
         )
+    if not isinstance(config.get("dflash_config") or {}, Mapping):
+        raise Refused("dflash_config", config["dflash_config"], "an object")
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise Refused("draft hidden_act", activation, "'silu', a Qwen3 layer's")
     if _find(config, "draft_vocab_size", None) not in (None, config.get("vocab_size")):
         raise Refused(
             "draft_vocab_size",
@@ -127,8 +133,8 @@ def parse_draft_config(config: Mapping[str, Any]) -> DraftConfig:
         intermediate_size=_positive(config, "intermediate_size"),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=_positive(config, "head_dim"),
-        rms_norm_eps=float(_find(config, "rms_norm_eps")),
+        head_dim=parse_head_dim(_positive(config, "head_dim"), hidden, heads),
+        rms_norm_eps=_epsilon(config),
         rope=parse_rope(dict(config), max_positions),
         max_positions=max_positions,
         visibility=_visibility(config, _positive(config, "num_hidden_layers")),
@@ -172,6 +178,13 @@ def _positive(config: Mapping[str, Any], field: str) -> int:
     return value
 
 
+def _epsilon(config: Mapping[str, Any]) -> float:
+    value = _find(config, "rms_norm_eps")
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise Refused("rms_norm_eps", value, "a number, at least 0")
+    return float(value)
+
+
 def _layer_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     ids = _find(config, "target_layer_ids")
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
@@ -184,7 +197,7 @@ def _layer_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 def _visibility(config: Mapping[str, Any], layers: int) -> tuple[Visibility, ...]:
     """Full layers see the whole block; sliding ones are causal and windowed, unless overridden."""
     kinds = config.get("layer_types") or ["full_attention"] * layers
-    if len(kinds) != layers:
+    if not isinstance(kinds, list) or len(kinds) != layers:
         raise Refused("layer_types", kinds, f"{layers} entries, one a draft layer")
     causal = (config.get("dflash_config") or {}).get("causal", _MISSING)
     top = config.get("is_causal", _MISSING)
