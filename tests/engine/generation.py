@@ -44,7 +44,8 @@ class TinyShelf:
         recipe = DRAFTERS[recipe] if isinstance(recipe, str) else recipe
         key = (recipe, target)
         if key not in self._made:
-            self._made[key] = recipe.save(self.folder / str(len(self._made)), self.target(target))
+            model = self.target(target)
+            self._made[key] = recipe.save(self.folder / str(len(self._made)), model)
         return self._made[key]
 
     def _make(self, recipe: TinyTarget) -> Path:
