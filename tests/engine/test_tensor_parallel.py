@@ -28,15 +28,18 @@ from tests.engine.generation import (
 )
 from tests.tiny_models import TinyDrafter, TinyTarget
 
-PROMPTS = random_prompts(6, seed=21)
+PROMPTS = random_prompts(6, seed=21, high=40)
 # 9 heads in 3 groups: 6 and 3 on two ranks; 307 tokens: 154 and 153, or 103, 103 and 101.
-RANKS = [2, 3]
 
 
-@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize(
-    ("family", "drafter", "pool"),
-    [("llama", "domino", 0), ("qwen3", "domino-shifted", 24), ("qwen3", "dflash", 0)],
+    ("ranks", "family", "drafter", "pool"),
+    [
+        (2, "llama", "domino", 0),
+        (2, "qwen3", "dflash", 0),
+        (3, "llama", "domino", 0),
+        (3, "qwen3", "domino-shifted", 24),
+    ],
 )
 def test_ranks_give_the_tokens_and_accept_lengths_of_one(
     tiny: TinyShelf, ranks: int, family: str, drafter: str, pool: int
@@ -47,9 +50,9 @@ def test_ranks_give_the_tokens_and_accept_lengths_of_one(
     one = generate(model, draft, PROMPTS, **settings)
     with load(model, draft, tp_size=ranks, **settings) as llm:
         several = llm.generate(PROMPTS, GREEDY)
-        alone = [llm.generate(prompt, GREEDY)[0] for prompt in PROMPTS[:2]]
+        alone = llm.generate(PROMPTS[0], GREEDY)
     check_same(several, one)
-    check_same(alone, one[:2])
+    check_same(alone, one[:1])
     check_against_reference(several[:3], model, draft, 8, pool)
     assert tokens(several) == tokens(target_only(model, PROMPTS))
     assert 1.1 < mean_accept_length(several) < 8
