@@ -35,11 +35,15 @@ class Transformers:
     """``transformers`` ``generate`` on the weights dequantised from the same GGUF file."""
 
     def __init__(self, path: Path, dtype: torch.dtype) -> None:
-        from transformers import AutoModelForCausalLM
+        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-        self.model = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=dtype
-        ).eval()
+        config = LlamaConfig(**load_gguf_checkpoint(str(path))["config"])
+        self.model = LlamaForCausalLM(config).eval()
+        read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=self.model)
+        self.model.load_state_dict(read["tensors"], strict=False)
+        self.model.tie_weights()
+        self.model.to(dtype)
 
     def answer(self, ids: list[int], new_tokens: int, eos: list[int]) -> list[int]:
         """The greedy continuation."""

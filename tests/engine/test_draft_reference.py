@@ -75,7 +75,7 @@ class PagedStates:
                 part = torch.tensor([tokens[start : start + chunk]])
                 end = start + part.shape[1]
                 table, at = self.page_table[row : row + 1], torch.tensor([start])
-                plan = plan_block(table, PAGE, at, part.shape[1], end, exact=True)
+                plan = plan_block(table, PAGE, at, part.shape[1], end)
                 output = self.target(part, plan, kv, self.drafter.feature_layers)
                 assert output.features is not None
                 self.drafter.observe(output.features, part, plan)

@@ -99,7 +99,7 @@ def run_chunks(
     start = 0
     for rows in chunks:
         starts = torch.full((ids.shape[0],), start)
-        plan = plan_block(page_table, PAGE_SIZE, starts, rows, start + rows, exact=True)
+        plan = plan_block(page_table, PAGE_SIZE, starts, rows, start + rows)
         out = model(ids[:, start : start + rows], plan, kv, feature_layers)
         hidden.append(out.hidden)
         if out.features is not None:

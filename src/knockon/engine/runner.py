@@ -71,7 +71,6 @@ class ModelRunner:
             torch.tensor([chunk.start], device=self.target.device),
             chunk.count,
             end,
-            exact=True,
         )
         layers = self.drafter.feature_layers if self.drafter is not None else ()
         output = self.target(tokens, plan, self._engines.kv, layers)
@@ -96,7 +95,6 @@ class ModelRunner:
             lengths=torch.tensor(lengths, device=device),
             bonus=torch.tensor([request.tokens[-1] for request in requests], device=device),
             context=max(lengths),
-            exact=min(lengths) == max(lengths),
         )
         # Counts of penalised tokens are carried on; whatever else happened makes them afresh.
         batch = tuple((request.id, len(request.tokens)) for request in requests)

@@ -27,14 +27,12 @@ class DecodeState:
         lengths: ``[B]`` int64, ``n``: verified tokens whose KV is written.
         bonus: ``[B]`` int64, the token at position ``n``, chosen but not yet run.
         context: host-known bound on ``lengths``.
-        exact: the host knows that every length equals ``context``.
     """
 
     page_table: Tensor
     lengths: Tensor
     bonus: Tensor
     context: int
-    exact: bool
 
     def plan(self, rows: int, page_size: int) -> BlockPlan:
         """Rows at positions ``n .. n + rows - 1``."""
@@ -44,7 +42,6 @@ class DecodeState:
             self.lengths,
             rows,
             self.context + rows,
-            exact=self.exact,
         )
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knockon.errors import Refused
-from knockon.layers.linear import pack_weight
+from knockon.layers.linear import pack_weight, packed_linear
 from knockon.parallel import Group, VocabShard
 
 
@@ -64,7 +64,7 @@ class LMHead(VocabParallelEmbedding):
     def local(self, x: Tensor) -> Tensor:
         """This rank's logits ``[..., num_padded]`` of ``x [..., H]``, in the head's dtype."""
         if self.packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+            return packed_linear(x, self.packed)
         return F.linear(x, self.weight)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class ReplicatedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            return packed_linear(x, self.packed, self.bias)
         return F.linear(x, self.weight, self.bias)
 
     def load(self, full: Tensor) -> None:
@@ -77,6 +77,18 @@ def pack_weight(weight: Tensor) -> Tensor | None:
     elif weight.dtype != torch.float32:
         return None
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
+
+
+def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x [..., in]`` times a weight of :func:`pack_weight`, the same bits for a row in any batch.
+
+    oneDNN multiplies a lone row by another kernel, which sums in another order; given twice, the
+    row goes the way of every other.
+    """
+    if x.numel() == x.shape[-1]:
+        x = x.expand(2, *x.shape[1:])
+        return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")[:1]
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
 _ROWS_HINT = 8  # rows that a decode step has; the layout chosen for it serves 1 to 128 as well

@@ -8,6 +8,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+# A context is padded to a multiple of this. Attention then adds up a row's keys in the same order
+# however many rows stand in the block, so that one row and a block of them round alike.
+CONTEXT_MULTIPLE = 64
 NULL_PAGE = 0  # the page that padding rows and rows past the context limit are written to
 
 
@@ -56,25 +59,24 @@ class BlockPlan:
     Attributes:
         positions: ``[B, T]`` int64, absolute position of each row.
         slots: ``[B * T]`` int64, the KV slot that each row is written to.
-        context_slots: ``[B, C]`` int64, the KV slots of positions ``0 .. C-1``.
-        exact: known on the host: every request's last row is at position ``C - 1``.
+        context_slots: ``[B, C]`` int64, the KV slots of positions ``0 .. C-1``; ``C`` is a multiple of
+            ``CONTEXT_MULTIPLE``, and what lies past a request's own rows is never seen.
     """
 
     positions: Tensor
     slots: Tensor
     context_slots: Tensor
-    exact: bool = False
-    _biases: dict[tuple[Visibility, int, torch.dtype], Tensor | None] = field(default_factory=dict)
+    _biases: dict[tuple[Visibility, int, torch.dtype], Tensor] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         """``T``, rows per request."""
         return self.positions.shape[1]
 
-    def bias(self, visibility: Visibility, repeat: int, dtype: torch.dtype) -> Tensor | None:
+    def bias(self, visibility: Visibility, repeat: int, dtype: torch.dtype) -> Tensor:
         """What is added to the scores: ``[B, 1, T * repeat, C]``, 0 where seen and -inf elsewhere.
 
-        ``None`` where every row sees every key. Made once per forward and shared by the layers.
+        Made once per forward and shared by the layers.
 
         Args:
             repeat: query heads folded under each row.
@@ -84,11 +86,8 @@ class BlockPlan:
             self._biases[key] = self._make_bias(visibility, repeat, dtype)
         return self._biases[key]
 
-    def _make_bias(self, visibility: Visibility, repeat: int, dtype: torch.dtype) -> Tensor | None:
+    def _make_bias(self, visibility: Visibility, repeat: int, dtype: torch.dtype) -> Tensor:
         context = self.context_slots.shape[1]
-        windowed = visibility.window is not None and visibility.window < context
-        if self.exact and not windowed and (self.rows == 1 or not visibility.causal):
-            return None
         keys = torch.arange(context, device=self.positions.device)
         rows = self.positions.unsqueeze(-1)
         last = rows if visibility.causal else rows[:, -1:]
@@ -108,7 +107,6 @@ def plan_block(
     rows: int,
     context: int,
     valid: Tensor | None = None,
-    exact: bool = False,
 ) -> BlockPlan:
     """Plan a forward of ``rows`` rows per request from page tables; no host read.
 
@@ -117,9 +115,8 @@ def plan_block(
         page_size: positions per page.
         starts: ``[B]`` int64, position of each request's first row.
         rows: ``T``.
-        context: ``C``, a host-known bound on ``starts + rows``.
+        context: a host-known bound on ``starts + rows``.
         valid: ``[B]`` int64, rows that are real; later ones are written to the null page.
-        exact: the host knows that ``starts + rows == context`` for every request.
     """
     offsets = torch.arange(rows, device=starts.device)
     positions = starts.unsqueeze(1) + offsets
@@ -129,10 +126,12 @@ def plan_block(
     if valid is not None:
         held = held & (offsets < valid.unsqueeze(1))
     slots = page.where(held, NULL_PAGE) * page_size + positions % page_size
-    used = -(-context // page_size)
-    within = torch.arange(page_size, device=starts.device)
-    context_slots = (page_table[:, :used, None] * page_size + within).flatten(1)[:, :context]
-    return BlockPlan(positions, slots.flatten(), context_slots, exact)
+    keys = torch.arange(-(-context // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE, device=starts.device)
+    key_pages = keys // page_size
+    table = page_table[:, key_pages.clamp(max=page_table.shape[1] - 1)]
+    # A key past the table is past every request's rows: any slot will do, since none is seen.
+    context_slots = table * page_size + keys % page_size
+    return BlockPlan(positions, slots.flatten(), context_slots)
 
 
 class AttentionBackend(Protocol):

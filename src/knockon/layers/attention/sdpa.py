@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from knockon.layers.attention.base import BlockPlan, PagedKV, Visibility
+
+# Fewer rows are multiplied by a kernel that sums in another order (seen on x86 CPUs).
+_LEAST_ROWS = 4
 
 
 class SdpaBackend:
@@ -34,6 +38,10 @@ class SdpaBackend:
         folded = q.view(batch, rows, kv_heads, group, dim).transpose(1, 2)
         folded = folded.reshape(batch, kv_heads, rows * group, dim)
         bias = plan.bias(visibility, group, q.dtype)
-        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=bias)
-        out = out.view(batch, kv_heads, rows, group, dim).transpose(1, 2)
+        missing = _LEAST_ROWS - rows * group
+        if missing > 0:
+            folded = torch.cat((folded, folded[:, :, :1].expand(-1, -1, missing, -1)), dim=2)
+            bias = torch.cat((bias, bias[:, :, :1].expand(-1, -1, missing, -1)), dim=2)
+        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=bias)[:, :, : rows * group]
+        out = out.reshape(batch, kv_heads, rows, group, dim).transpose(1, 2)
         return out.reshape(batch, rows, heads * dim)
