@@ -59,8 +59,8 @@ class BlockPlan:
     Attributes:
         positions: ``[B, T]`` int64, absolute position of each row.
         slots: ``[B * T]`` int64, the KV slot that each row is written to.
-        context_slots: ``[B, C]`` int64, the KV slots of positions ``0 .. C-1``; ``C`` is a multiple of
-            ``CONTEXT_MULTIPLE``, and what lies past a request's own rows is never seen.
+        context_slots: ``[B, C]`` int64, the KV slots of positions ``0 .. C-1``; ``C`` is a multiple
+            of ``CONTEXT_MULTIPLE``, and what lies past a request's own rows is never seen.
     """
 
     positions: Tensor
