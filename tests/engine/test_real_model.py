@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from knockon.engine.llm import LLM
 from knockon.engine.request import RequestOutput
 from knockon.engine.sampling_params import SamplingParams
 from knockon.errors import Refused
 from knockon.models import catalog
+from knockon.models.safetensors_source import SafetensorsFolder
 from tests.engine.generation import accept_lengths, mean_accept_length, tokens
 from tests.real_prompts import CHATS
 from tests.tiny_models import write_drafter
@@ -113,8 +113,9 @@ def test_the_backbone_alone_as_a_plain_dflash_drafter(
     config["architectures"] = ["DFlashDraftModel"]
     config.pop("projector_type", None)
     config["dflash_config"].pop("projector_type", None)
-    held = load_file(domino / "model.safetensors")
-    backbone = {k: v for k, v in held.items() if "prefix_gru" not in k and "embed_proj" not in k}
+    source = SafetensorsFolder(domino)
+    names = [n for n in source.names() if "prefix_gru" not in n and "embed_proj" not in n]
+    backbone = {name: source.get(name) for name in names}
     draft = write_drafter(tmp_path, config, backbone)
     check_same_tokens(generate(smollm2_path, draft, CHATS[:8], verify_width=8), alone[:8])
 

@@ -14,7 +14,7 @@ from knockon.engine.sampling import SamplingBatch, SamplingRequest, sample
 from knockon.engine.scheduler import PrefillChunk
 from knockon.engine.speculate import DecodeState, Engines, speculative_step
 from knockon.engine.verify import Accepted, accept
-from knockon.layers.attention import NULL_PAGE, PagedKV, plan_block
+from knockon.layers.attention import LONE_MULTIPLE, NULL_PAGE, PagedKV, plan_block
 from knockon.models.target import Target
 
 
@@ -71,6 +71,7 @@ class ModelRunner:
             torch.tensor([chunk.start], device=self.target.device),
             chunk.count,
             end,
+            first_slot=self._first_slot([request]),
         )
         layers = self.drafter.feature_layers if self.drafter is not None else ()
         output = self.target(tokens, plan, self._engines.kv, layers)
@@ -95,6 +96,7 @@ class ModelRunner:
             lengths=torch.tensor(lengths, device=device),
             bonus=torch.tensor([request.tokens[-1] for request in requests], device=device),
             context=max(lengths),
+            first_slot=self._first_slot(requests),
         )
         # Counts of penalised tokens are carried on; whatever else happened makes them afresh.
         batch = tuple((request.id, len(request.tokens)) for request in requests)
@@ -114,6 +116,21 @@ class ModelRunner:
             self.target.config.vocab_size,
             self.target.device,
         )
+
+    def _first_slot(self, requests: Sequence[Request]) -> int | None:
+        """Where the context of a lone request can be read in place, if its pages lie in a row.
+
+        Attention reads whole multiples of ``LONE_MULTIPLE``, masked past the request's rows: they
+        must lie inside the KV arrays.
+        """
+        if len(requests) > 1:
+            return None
+        pages = requests[0].pages
+        if pages != list(range(pages[0], pages[0] + len(pages))):
+            return None
+        first = pages[0] * self.page_size
+        reach = -(-len(pages) * self.page_size // LONE_MULTIPLE) * LONE_MULTIPLE
+        return first if first + reach <= len(self._engines.kv[0].k) else None
 
     def _page_table(self, requests: Sequence[Request]) -> Tensor:
         """``[B, P]``, as wide as the longest request here needs, the rest the null page."""

@@ -27,12 +27,14 @@ class DecodeState:
         lengths: ``[B]`` int64, ``n``: verified tokens whose KV is written.
         bonus: ``[B]`` int64, the token at position ``n``, chosen but not yet run.
         context: host-known bound on ``lengths``.
+        first_slot: host-known start of a lone request's contiguous pages, else ``None``.
     """
 
     page_table: Tensor
     lengths: Tensor
     bonus: Tensor
     context: int
+    first_slot: int | None = None
 
     def plan(self, rows: int, page_size: int) -> BlockPlan:
         """Rows at positions ``n .. n + rows - 1``."""
@@ -42,6 +44,7 @@ class DecodeState:
             self.lengths,
             rows,
             self.context + rows,
+            first_slot=self.first_slot,
         )
 
 

@@ -2,6 +2,7 @@
 
 from knockon.layers.attention.base import (
     CAUSAL,
+    LONE_MULTIPLE,
     NULL_PAGE,
     AttentionBackend,
     BlockPlan,
@@ -13,6 +14,7 @@ from knockon.layers.attention.sdpa import SdpaBackend
 
 __all__ = [
     "CAUSAL",
+    "LONE_MULTIPLE",
     "NULL_PAGE",
     "AttentionBackend",
     "BlockPlan",

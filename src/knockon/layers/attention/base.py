@@ -8,9 +8,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-# A context is padded to a multiple of this. Attention then adds up a row's keys in the same order
-# however many rows stand in the block, so that one row and a block of them round alike.
-CONTEXT_MULTIPLE = 64
+# A token decoded alone and one inside a block must round alike, so a row has to meet the same
+# number of keys either way: that sets the order in which a CPU's kernels add them up. A lone
+# request's rows are taken in segments, each over its own positions rounded up to the first number.
+# In a batch, where lengths differ, the context is rounded up to the second, the keys that SDPA
+# takes at a time.
+LONE_MULTIPLE = 64
+BATCH_MULTIPLE = 512
 NULL_PAGE = 0  # the page that padding rows and rows past the context limit are written to
 
 
@@ -52,6 +56,14 @@ class Visibility(NamedTuple):
 CAUSAL = Visibility(True)
 
 
+class Segment(NamedTuple):
+    """Rows ``[first, last)`` of every request; they see keys of the first ``context`` positions."""
+
+    first: int
+    last: int
+    context: int
+
+
 @dataclass
 class BlockPlan:
     """Where the ``T`` rows of each of ``B`` requests stand in one forward, and what they read.
@@ -59,42 +71,58 @@ class BlockPlan:
     Attributes:
         positions: ``[B, T]`` int64, absolute position of each row.
         slots: ``[B * T]`` int64, the KV slot that each row is written to.
-        context_slots: ``[B, C]`` int64, the KV slots of positions ``0 .. C-1``; ``C`` is a multiple
-            of ``CONTEXT_MULTIPLE``, and what lies past a request's own rows is never seen.
+        context_slots: ``[B, C]`` int64, the KV slots of positions ``0 .. C-1``; what
+            lies past a request's own rows is never seen.
+        segments: the rows, cut where causal ones need more of the context.
+        first_slot: known on the host, for one request whose pages follow each other: its context
+            lies in the ``C`` slots from here on and can be read in place.
     """
 
     positions: Tensor
     slots: Tensor
     context_slots: Tensor
-    _biases: dict[tuple[Visibility, int, torch.dtype], Tensor] = field(default_factory=dict)
+    segments: tuple[Segment, ...]
+    first_slot: int | None = None
+    _biases: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         """``T``, rows per request."""
         return self.positions.shape[1]
 
-    def bias(self, visibility: Visibility, repeat: int, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores: ``[B, 1, T * repeat, C]``, 0 where seen and -inf elsewhere.
+    @property
+    def whole(self) -> Segment:
+        """All rows over all of the context."""
+        return Segment(0, self.rows, self.context_slots.shape[1])
+
+    def bias(
+        self, segment: Segment, visibility: Visibility, repeat: int, dtype: torch.dtype
+    ) -> Tensor:
+        """What is added to a segment's scores: 0 where a row sees a key and -inf elsewhere.
 
         Made once per forward and shared by the layers.
 
         Args:
             repeat: query heads folded under each row.
+
+        Returns:
+            ``[B, 1, (last - first) * repeat, context]``.
         """
-        key = (visibility, repeat, dtype)
+        key = (segment, visibility, repeat, dtype)
         if key not in self._biases:
-            self._biases[key] = self._make_bias(visibility, repeat, dtype)
+            self._biases[key] = self._make_bias(segment, visibility, repeat, dtype)
         return self._biases[key]
 
-    def _make_bias(self, visibility: Visibility, repeat: int, dtype: torch.dtype) -> Tensor:
-        context = self.context_slots.shape[1]
-        keys = torch.arange(context, device=self.positions.device)
-        rows = self.positions.unsqueeze(-1)
-        last = rows if visibility.causal else rows[:, -1:]
+    def _make_bias(
+        self, segment: Segment, visibility: Visibility, repeat: int, dtype: torch.dtype
+    ) -> Tensor:
+        keys = torch.arange(segment.context, device=self.positions.device)
+        rows = self.positions[:, segment.first : segment.last].unsqueeze(-1)
+        last = rows if visibility.causal else self.positions[:, -1:, None]
         seen = keys <= last
         if visibility.window is not None:
             seen = seen & (keys > rows - visibility.window)
-        seen = seen.expand(-1, self.rows, -1)
+        seen = seen.expand(-1, rows.shape[1], -1)
         bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
         bias = bias.masked_fill_(~seen, float("-inf"))
         return bias.repeat_interleave(repeat, dim=1).unsqueeze(1)
@@ -106,7 +134,7 @@ def plan_block(
     starts: Tensor,
     rows: int,
     context: int,
-    valid: Tensor | None = None,
+    first_slot: int | None = None,
 ) -> BlockPlan:
     """Plan a forward of ``rows`` rows per request from page tables; no host read.
 
@@ -116,22 +144,39 @@ def plan_block(
         starts: ``[B]`` int64, position of each request's first row.
         rows: ``T``.
         context: a host-known bound on ``starts + rows``.
-        valid: ``[B]`` int64, rows that are real; later ones are written to the null page.
+        first_slot: see :class:`BlockPlan`.
     """
     offsets = torch.arange(rows, device=starts.device)
     positions = starts.unsqueeze(1) + offsets
     pages = positions // page_size
     held = pages < page_table.shape[1]
     page = page_table.gather(1, pages.clamp(max=page_table.shape[1] - 1))
-    if valid is not None:
-        held = held & (offsets < valid.unsqueeze(1))
     slots = page.where(held, NULL_PAGE) * page_size + positions % page_size
-    keys = torch.arange(-(-context // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE, device=starts.device)
+    segments = cut(rows, context, lone=len(page_table) == 1)
+    keys = torch.arange(segments[-1].context, device=starts.device)
     key_pages = keys // page_size
     table = page_table[:, key_pages.clamp(max=page_table.shape[1] - 1)]
     # A key past the table is past every request's rows: any slot will do, since none is seen.
     context_slots = table * page_size + keys % page_size
-    return BlockPlan(positions, slots.flatten(), context_slots)
+    return BlockPlan(positions, slots.flatten(), context_slots, segments, first_slot)
+
+
+def cut(rows: int, context: int, lone: bool) -> tuple[Segment, ...]:
+    """The segments of a block whose last row stands at position ``context - 1`` at most.
+
+    Args:
+        lone: whether it is one request's, so that all its positions are known on the host.
+    """
+    if not lone:
+        return (Segment(0, rows, -(-context // BATCH_MULTIPLE) * BATCH_MULTIPLE),)
+    segments = []
+    start, first = context - rows, 0
+    while first < rows:
+        reach = ((start + first) // LONE_MULTIPLE + 1) * LONE_MULTIPLE
+        last = min(rows, reach - start)
+        segments.append(Segment(first, last, reach))
+        first = last
+    return tuple(segments)
 
 
 class AttentionBackend(Protocol):

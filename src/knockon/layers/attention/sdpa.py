@@ -32,16 +32,31 @@ class SdpaBackend:
         kv_heads = kv.k.shape[1]
         group = heads // kv_heads
         context = plan.context_slots.shape[1]
-        index = plan.context_slots.flatten()
-        k = kv.k.index_select(0, index).view(batch, context, kv_heads, dim).transpose(1, 2)
-        v = kv.v.index_select(0, index).view(batch, context, kv_heads, dim).transpose(1, 2)
-        folded = q.view(batch, rows, kv_heads, group, dim).transpose(1, 2)
-        folded = folded.reshape(batch, kv_heads, rows * group, dim)
-        bias = plan.bias(visibility, group, q.dtype)
-        missing = _LEAST_ROWS - rows * group
-        if missing > 0:
-            folded = torch.cat((folded, folded[:, :, :1].expand(-1, -1, missing, -1)), dim=2)
-            bias = torch.cat((bias, bias[:, :, :1].expand(-1, -1, missing, -1)), dim=2)
-        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=bias)[:, :, : rows * group]
-        out = out.reshape(batch, kv_heads, rows, group, dim).transpose(1, 2)
+        shape = (batch, context, kv_heads, dim)
+        if plan.first_slot is not None:
+            here = slice(plan.first_slot, plan.first_slot + context)
+            k, v = kv.k[here], kv.v[here]
+        else:
+            index = plan.context_slots.flatten()
+            k, v = kv.k.index_select(0, index), kv.v.index_select(0, index)
+        k, v = k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
+        folded = q.view(batch, rows, kv_heads, group, dim).transpose(1, 2).flatten(2, 3)
+        parts = []
+        for segment in plan.segments if visibility.causal else (plan.whole,):
+            part = folded[:, :, segment.first * group : segment.last * group]
+            bias = plan.bias(segment, visibility, group, q.dtype)
+            keys, values = k[:, :, : segment.context], v[:, :, : segment.context]
+            parts.append(_attend(part, keys, values, bias))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        out = out.unflatten(2, (rows, group)).transpose(1, 2)
         return out.reshape(batch, rows, heads * dim)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """``q [B, kv_heads, N, D]`` over ``k, v [B, kv_heads, C, D]`` with ``bias [B, 1, N, C]``."""
+    rows = q.shape[2]
+    missing = _LEAST_ROWS - rows
+    if missing > 0:
+        q = torch.cat((q, q[:, :, :1].expand(-1, -1, missing, -1)), dim=2)
+        bias = torch.cat((bias, bias[:, :, :1].expand(-1, -1, missing, -1)), dim=2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)[:, :, :rows]
