@@ -240,3 +240,11 @@ def test_random_traffic_ends_with_every_token_made_and_every_page_back(
         assert r.phase is Phase.FINISHED
         if r.id not in aborted:
             assert len(r.output) == min(r.params.max_tokens, s.max_length - len(r.prompt))
+
+
+def test_a_batch_larger_than_the_pages_costs_no_memory() -> None:
+    s = scheduler(pages=11, batch=10**12)
+    for name in "abc":
+        s.add(request(name, 4))
+    assert len(s.schedule().prefill) > 0
+    assert len(s._slots) < 11

@@ -164,3 +164,10 @@ def test_a_hub_id_not_cached_is_refused_offline_with_the_reason(tmp_path):
 
 def test_the_real_model_has_the_pinned_size(smollm2_path):
     assert smollm2_path.stat().st_size == 98_362_432
+
+
+def test_a_name_that_no_path_can_have_is_refused_in_short():
+    for name in ("x" * 5000, "~no-such-user-here/model", "a\0b"):
+        with pytest.raises(Refused, match="model: found") as refused:
+            catalog.resolve(name)
+        assert len(str(refused.value)) < 400

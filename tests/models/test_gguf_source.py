@@ -138,3 +138,26 @@ def test_unknown_scaling_and_architectures_are_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(Refused, match="mamba"):
         read_config(tmp_path / "b.gguf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.attention.head_count_kv", 7),  # rows that make no whole pairs
+        ("llama.embedding_length", 1 << 23),  # another width than the embedding's
+        ("llama.block_count", 1 << 31),
+        ("llama.context_length", 1 << 31),
+        ("tokenizer.ggml.eos_token_id", None),
+    ],
+)
+def test_sizes_that_fit_no_weight_are_refused(key: str, value: int | None, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", make_reference(*CASES["llama"]))
+    content = bytearray(path.read_bytes())
+    kind = content.index(key.encode()) + len(key)
+    if value is None:
+        content[kind] = 6  # read as a float instead of an integer
+    else:
+        content[kind + 4 : kind + 8] = value.to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(Refused):
+        load_target(path, None, SingleRank())

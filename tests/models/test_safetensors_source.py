@@ -89,6 +89,14 @@ def test_an_index_that_disagrees_with_its_files_is_refused(tmp_path: Path) -> No
     with pytest.raises(Refused, match=r"model\.ghost"):
         SafetensorsFolder(tmp_path)
     index.write_text("{")
+    with pytest.raises(Refused, match="JSON object"):
+        SafetensorsFolder(tmp_path)
+    for place in (5, ["x"], "../outside.safetensors", "a\0b"):
+        content["weight_map"]["model.ghost"] = place
+        index.write_text(json.dumps(content))
+        with pytest.raises(Refused, match=r"model\.ghost"):
+            SafetensorsFolder(tmp_path)
+    index.write_text('{"weight_map": 5}')
     with pytest.raises(Refused, match="weight_map"):
         SafetensorsFolder(tmp_path)
 

@@ -7,6 +7,7 @@ inside its functions, so that ``--help`` and completion answer at once.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -52,6 +53,12 @@ app.command("doctor")(doctor.doctor)
 
 def main() -> None:
     """Entry point. Exit codes: 0 done, 2 refused or misused (one line on stderr), 130 Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        # What a terminal's encoding has no character for must not end an answer half-way.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # refused as a prompt, with the reason
     try:
         try:
             app(prog_name="knockon")

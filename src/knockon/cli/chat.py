@@ -82,7 +82,8 @@ def chat(
                     if output.finished is not None:
                         accept = output.finished.metrics.mean_accept_length
                         speed = count / (time.perf_counter() - start)
-                        print(f"\n[{speed:.1f} tok/s, accept length {accept:.2f}]", file=sys.stderr)
+                        print(flush=True)
+                        print(f"[{speed:.1f} tok/s, accept length {accept:.2f}]", file=sys.stderr)
             except KeyboardInterrupt:
                 print("\n[stopped]", file=sys.stderr)
             except Refused as error:

@@ -15,6 +15,8 @@ from knockon.errors import Refused
 if TYPE_CHECKING:
     from knockon.engine.request import RequestOutput
 
+_LINE_KEYS = "'prompt' (text), 'messages' (objects) or 'turns' (texts)"
+
 
 def generate(
     model: options.ModelArgument,
@@ -93,7 +95,7 @@ def read_prompts(prompt: str | None, file: Path | None, raw: bool) -> list[Any]:
     if prompt is not None and file is not None:
         raise Refused("--file", str(file), "either a prompt or --file")
     if file is None:
-        text = sys.stdin.read() if prompt is None else prompt
+        text = _read_stdin() if prompt is None else prompt
         return [_wrap(text, raw)]
     try:
         content = file.read_text("utf-8")
@@ -111,17 +113,25 @@ def read_prompts(prompt: str | None, file: Path | None, raw: bool) -> list[Any]:
 def _from_line(line: str, number: int, raw: bool) -> Any:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # besides bad JSON: numbers and nesting beyond reading
         record = None
     if not isinstance(record, dict):
         raise Refused(f"line {number}", line[:60], "a JSON object")
-    if isinstance(record.get("messages"), list):
-        return record["messages"]
-    if isinstance(record.get("turns"), list) and record["turns"]:
-        return _wrap(record["turns"][0], raw)
+    messages, turns = record.get("messages"), record.get("turns")
+    if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages):
+        return messages
+    if isinstance(turns, list) and turns and isinstance(turns[0], str):
+        return _wrap(turns[0], raw)
     if isinstance(record.get("prompt"), str):
         return _wrap(record["prompt"], raw)
-    raise Refused(f"line {number}", sorted(record), "a key 'prompt', 'messages' or 'turns'")
+    raise Refused(f"line {number}", sorted(record), _LINE_KEYS)
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused("standard input", str(error), "UTF-8 text") from None
 
 
 def _wrap(text: str, raw: bool) -> Any:

@@ -9,12 +9,13 @@ from typing import Any
 from knockon.drafters.backbone import BackboneConfig
 from knockon.errors import Refused
 from knockon.layers.attention import Visibility
-from knockon.models.config import ModelConfig, parse_head_dim
+from knockon.models.config import ModelConfig, parse_epsilon, parse_head_dim
 from knockon.models.rope_config import parse_rope
 
 ARCHITECTURES = ("DFlashDraftModel", "DominoDraftModel")
 PROJECTORS = ("dflash", "domino")
 _MISSING = object()
+_TOO_LARGE = 1 << 24  # damage, which would exhaust memory before a weight is held to it
 
 
 @dataclass(frozen=True)
@@ -173,16 +174,13 @@ def _integer(config: Mapping[str, Any], field: str) -> int:
 
 def _positive(config: Mapping[str, Any], field: str) -> int:
     value = _integer(config, field)
-    if value < 1:
-        raise Refused(field, value, "an integer of at least 1")
+    if not 1 <= value < _TOO_LARGE:
+        raise Refused(field, value, f"an integer of at least 1 and below {_TOO_LARGE}")
     return value
 
 
 def _epsilon(config: Mapping[str, Any]) -> float:
-    value = _find(config, "rms_norm_eps")
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise Refused("rms_norm_eps", value, "a number, at least 0")
-    return float(value)
+    return parse_epsilon(_find(config, "rms_norm_eps"))
 
 
 def _layer_ids(config: Mapping[str, Any]) -> tuple[int, ...]:

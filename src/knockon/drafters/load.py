@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from knockon.drafters.dflash import DFlashDrafter
 from knockon.drafters.domino import DominoDrafter
 from knockon.errors import Refused
 from knockon.layers.attention import AttentionBackend
+from knockon.models.json_file import read_json_object
 from knockon.models.safetensors_source import SafetensorsFolder
 from knockon.models.strict import load_strictly
 from knockon.models.target import Target
@@ -36,11 +36,7 @@ def read_draft_config(path: Path) -> DraftConfig:
     file = path / "config.json"
     if not file.is_file():
         raise Refused("draft", str(path), "a folder with config.json and *.safetensors")
-    try:
-        raw = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise Refused(f"{file}", str(error), "valid JSON") from None
-    return parse_draft_config(raw)
+    return parse_draft_config(read_json_object(file))
 
 
 def load_drafter(

@@ -75,9 +75,10 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
         limit = min(limit, draft_config.backbone.max_positions)
         width = config.verify_width or default_verify_width(draft_config.block_size, config.device)
         block_rows = max(width, draft_config.block_size)
-    target = load_target(
-        model, dtype, group, config.device, target_config.max_positions + POSITION_SLACK
-    )
+    # Before the weights: a model without a tokenizer is refused at once.
+    tokenizer = load_tokenizer(model)
+    positions = min(config.max_model_len or limit, limit) + max(POSITION_SLACK, block_rows)
+    target = load_target(model, dtype, group, config.device, positions)
     target.pack()
     drafter: Drafter | None = None
     if config.draft is not None and width > 1:
@@ -103,7 +104,7 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
     )
     return Engine(
         runner,
-        load_tokenizer(model),
+        tokenizer,
         num_pages=budget.num_pages,
         max_batch_size=config.max_batch_size,
         prefill_chunk=config.prefill_chunk,

@@ -57,6 +57,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise Refused("model", self.model, "a model's name or path")
+        if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):
+            raise Refused("draft", self.draft, "a drafter's name or path, or None")
         if self.dtype not in DTYPES:
             raise Refused("dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         if self.device not in ("cpu", "cuda"):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any
 
 from knockon.engine.assemble import build_engine, check
 from knockon.engine.config import EngineConfig
-from knockon.engine.engine import Engine, StepOutput, checked_prompt
+from knockon.engine.engine import Engine, StepOutput
+from knockon.engine.mailboxes import Mailboxes
 from knockon.engine.noise import fresh_seed
+from knockon.engine.prompts import Prompt, as_prompts, encode_prompt
 from knockon.engine.request import RequestOutput
 from knockon.engine.sampling_params import SamplingParams
 from knockon.errors import Refused
@@ -18,9 +22,6 @@ from knockon.models.target import read_config
 from knockon.models.tokenizer import load_tokenizer
 from knockon.parallel import SingleRank
 from knockon.parallel.launch import RankPool
-
-Message = dict[str, str]
-Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class LLM:
@@ -40,8 +41,8 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
-        draft: str | None = None,
+        model: str | os.PathLike[str],
+        draft: str | os.PathLike[str] | None = None,
         tp_size: int = 1,
         dtype: str = "auto",
         **settings: Any,
@@ -50,11 +51,20 @@ class LLM:
         if unknown:
             known = ", ".join(sorted(EngineConfig.__dataclass_fields__))
             raise Refused("setting", unknown[0], f"one of {known}")
-        asked = EngineConfig(model=model, draft=draft, tp_size=tp_size, dtype=dtype, **settings)
+        names: dict[str, Any] = {"model": model, "draft": draft}
+        for field, name in names.items():
+            if isinstance(name, os.PathLike):
+                names[field] = os.fspath(name)
+        asked = EngineConfig(**names, tp_size=tp_size, dtype=dtype, **settings)
         self.config = check(asked)
         self._pool: RankPool | None = None
         self._engine: Engine | None = None
+        self._closed = False
         self._ids = itertools.count()
+        self._mail = Mailboxes()
+        # Held while the engine works: callers on other threads wait their turn. Re-entrant, since
+        # a signal's handler may end a request that the interrupted thread is running.
+        self._turn = threading.RLock()
         if tp_size == 1:
             self._engine = build_engine(self.config, SingleRank())
             self.tokenizer = self._engine.tokenizer
@@ -97,79 +107,90 @@ class LLM:
         results: dict[str, RequestOutput] = {}
         try:
             for prompt, each in zip(batch, params, strict=True):
-                ids.append(self.add(prompt, each))
+                ids.append(self._add(prompt, each, owned=True))
             while len(results) < len(ids):
-                for output in self.step():
+                waiting = [request_id for request_id in ids if request_id not in results]
+                for output in self._next_outputs(waiting):
                     if output.finished is not None:
                         results[output.request_id] = output.finished
-        except BaseException:
-            for request_id in ids:
-                if request_id not in results and not self.failed:
-                    self.abort(request_id)
-            raise
+        finally:
+            self._leave(ids, [request_id for request_id in ids if request_id not in results])
         return [results[request_id] for request_id in ids]
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[StepOutput, None, None]:
         """Complete one prompt, yielding what each step adds; closing the iterator aborts it."""
-        request_id = self.add(prompt, sampling_params or SamplingParams())
+        request_id = self._add(prompt, sampling_params or SamplingParams(), owned=True)
         done = False
         try:
             while not done:
-                for output in self.step():
-                    if output.request_id == request_id:
-                        done = output.finished is not None
-                        yield output
+                for output in self._next_outputs([request_id]):
+                    done = output.finished is not None
+                    yield output
         finally:
-            if not done and not self.failed:
-                self.abort(request_id)
+            self._leave([request_id], [] if done else [request_id])
 
     def add(self, prompt: Prompt, params: SamplingParams) -> str:
-        """Queue one prompt and return its id; :meth:`step` advances it."""
-        ids = self.encode(prompt)
-        request_id = str(next(self._ids))
-        seed = params.seed if params.seed is not None else fresh_seed()
-        self._call("add", request_id, ids, params, seed)
-        return request_id
+        """Queue one prompt and return its id; every step advances it, :meth:`step` reports on it.
+
+        Steps that :meth:`generate` and :meth:`stream` take meanwhile advance it too; what it
+        gained then is kept for the next :meth:`step`.
+        """
+        return self._add(prompt, params, owned=False)
 
     def step(self) -> list[StepOutput]:
-        """Advance every request by one step."""
-        outputs: list[StepOutput] = self._call("step")
-        return outputs
+        """Advance every request by one step; what those queued with :meth:`add` have gained."""
+        self._advance()
+        return self._mail.take_shared()
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now; ``None`` if it has already ended."""
-        output: RequestOutput | None = self._call("abort", request_id)
-        return output
+        """End a request now; ``None`` if it has already ended.
+
+        A :meth:`generate` or :meth:`stream` that waits for it gets the same result, and goes on.
+        """
+        with self._turn:
+            output: RequestOutput | None = self._call("abort", request_id)
+            if output is not None and self._mail.owned(request_id):
+                self._mail.deliver([StepOutput(request_id, "", [], output)])
+            return output
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt.
+        """The token ids of a prompt; raises as :func:`~knockon.engine.prompts.encode_prompt`."""
+        return encode_prompt(self.tokenizer, prompt)
 
-        Raises:
-            Refused: an empty prompt, messages without a role or content, or a model without a chat
-                template.
-        """
-        if isinstance(prompt, str):
-            if not prompt:
-                raise Refused("prompt", prompt, "text that is not empty")
-            return list(self.tokenizer.encode(prompt))
-        if prompt and isinstance(prompt[0], dict):
-            return self._encode_messages(prompt)  # type: ignore[arg-type]
-        return checked_prompt(prompt, 1 << 31)  # type: ignore[arg-type]
+    def _add(self, prompt: Prompt, params: SamplingParams, owned: bool) -> str:
+        if not isinstance(params, SamplingParams):
+            raise Refused("sampling_params", params, "SamplingParams")
+        ids = self.encode(prompt)
+        seed = params.seed if params.seed is not None else fresh_seed()
+        with self._turn:
+            request_id = str(next(self._ids))
+            self._call("add", request_id, ids, params, seed)
+            if owned:
+                self._mail.open(request_id)
+        return request_id
 
-    def _encode_messages(self, messages: Sequence[Message]) -> list[int]:
-        for message in messages:
-            for key in ("role", "content"):
-                if not isinstance(message.get(key), str):
-                    raise Refused(f"message {key}", message.get(key), "a string")
-        if not self.tokenizer.chat_template:
-            raise Refused("chat_template", None, "a model whose tokenizer has one")
-        return list(
-            self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        )
+    def _next_outputs(self, waiting: Sequence[str]) -> list[StepOutput]:
+        """What has come for these requests; a step is taken where nothing has."""
+        with self._turn:
+            found = [output for each in waiting for output in self._mail.take(each)]
+            if not found:
+                self._advance()
+                found = [output for each in waiting for output in self._mail.take(each)]
+        return found
+
+    def _advance(self) -> None:
+        with self._turn:
+            self._mail.deliver(self._call("step"))
+
+    def _leave(self, ids: Sequence[str], unfinished: Sequence[str]) -> None:
+        """Give up a call's boxes, and end those of its requests that still run."""
+        for request_id in ids:
+            self._mail.close(request_id)
+        for request_id in unfinished:
+            if not self.failed and not self._closed:
+                self._call("abort", request_id)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -182,14 +203,16 @@ class LLM:
         return self._pool is not None and self._pool.failure is not None
 
     def _call(self, method: str, *args: object) -> Any:
-        if self._pool is not None:
-            return self._pool.call(method, *args)
-        if self._engine is None:
-            raise Refused("LLM", "closed", "an LLM that has not been closed")
-        return getattr(self._engine, method)(*args)
+        with self._turn:
+            if self._closed:
+                raise Refused("LLM", "closed", "an LLM that has not been closed")
+            if self._pool is not None:
+                return self._pool.call(method, *args)
+            return getattr(self._engine, method)(*args)
 
     def close(self) -> None:
         """Free the models and end the ranks; may be called twice."""
+        self._closed = True
         if self._pool is not None:
             self._pool.close()
         self._engine = None
@@ -204,18 +227,3 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list.
-
-    Raises:
-        Refused: an empty list.
-    """
-    if isinstance(prompts, str):
-        return [prompts]
-    if not prompts:
-        raise Refused("prompts", prompts, "at least one prompt")
-    if isinstance(prompts[0], int | dict):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]

@@ -102,6 +102,7 @@ class ModelRunner:
         batch = tuple((request.id, len(request.tokens)) for request in requests)
         if self._sampling is None or batch != self._batch:
             self._sampling = self._build_sampling(requests)
+        self._batch = ()  # an interrupted step may have counted tokens that nobody received
         accepted, logits = speculative_step(self._engines, state, self._sampling, width)
         self._sampling.record(accepted.tokens, accepted.lengths)
         self._batch = tuple(

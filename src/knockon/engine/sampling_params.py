@@ -29,7 +29,8 @@ class SamplingParams:
         stop_token_ids: ids that end the request, besides the model's end-of-sequence ids.
         ignore_eos: generate past the model's end-of-sequence ids (``stop_token_ids`` still end).
         bad_words: strings never to be generated; the last token of each is banned where the
-            tokens before it have just been generated.
+            tokens before it have just been generated. Tokens decide, as in vLLM: the same letters
+            otherwise divided (at the head of a longer word, say) are not found.
         logprobs: how many of the most probable tokens to report at each position beside the
             drawn one, from the raw logits; ``None``: report nothing.
         repetition_penalty: divides (positive) or multiplies (negative) the logits of tokens of the

@@ -65,7 +65,8 @@ class Scheduler:
         self.max_length = max_length
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
-        self._slots = list(range(max_batch_size - 1, -1, -1))
+        # No more requests than pages can run, however large a batch was asked for.
+        self._slots = list(range(min(max_batch_size, pool.usable) - 1, -1, -1))
 
     @property
     def has_unfinished(self) -> bool:

@@ -117,10 +117,10 @@ def resolve(name: str | Path) -> Path:
     entry = _by_name(str(name))
     if entry is not None:
         return _shipped(entry) if entry.wheel is None else _pulled(entry, entry.wheel)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path, kind = _look_at(name)
+    if kind == "folder":
         return _model_folder(path)
-    if path.is_file():
+    if kind == "file":
         # numpy and gguf are loaded only where a file has to be looked into.
         from knockon.models.gguf_header import read_header
 
@@ -133,6 +133,22 @@ def resolve(name: str | Path) -> Path:
         str(name),
         f"a catalogue name ({_names()}), a local folder, a GGUF file or a hub id such as org/model",
     )
+
+
+def _look_at(name: str | Path) -> tuple[Path, Literal["folder", "file", "nothing"]]:
+    """The path that a name may be, and what lies there.
+
+    Raises:
+        Refused: a path that the system will not look at: too long (a prompt in the model's place,
+            say), of an unknown user, or not to be read.
+    """
+    try:
+        path = Path(name).expanduser()
+        return path, "folder" if path.is_dir() else "file" if path.is_file() else "nothing"
+    except (OSError, RuntimeError) as error:
+        shown = str(name) if len(str(name)) <= 80 else f"{str(name)[:80]}…"
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise Refused("model", shown, f"a name or a path that can be read ({reason})") from None
 
 
 def _by_name(name: str) -> Entry | None:

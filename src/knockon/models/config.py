@@ -16,6 +16,9 @@ DRAFTERS = ("DFlashDraftModel", "DominoDraftModel")
 
 # The base that a family's configurations may leave out (transformers' LlamaConfig documents it).
 _DEFAULT_THETA = {"llama": 10000.0, "qwen3": None}
+# Sizes beyond these are damage, and would exhaust memory before a weight could be held to them.
+MOST_VALUES = 1 << 24
+MOST_LAYERS = 1 << 12
 _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -75,7 +78,9 @@ def parse_hf(
     """
     architecture = parse_architecture(config)
     if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+        quantization = config["quantization_config"]
+        known = isinstance(quantization, dict)
+        method = quantization.get("quant_method", "unknown") if known else quantization
         raise Refused(
             "quantization_config.quant_method",
             method,
@@ -88,16 +93,13 @@ def parse_hf(
     hidden = _size(config, "hidden_size")
     heads = _size(config, "num_attention_heads")
     kv_heads = _size(config, "num_key_value_heads", heads)
-    layers = _size(config, "num_hidden_layers")
+    layers = _size(config, "num_hidden_layers", most=MOST_LAYERS)
     positions = _size(config, "max_position_embeddings")
     rope = parse_rope(config, positions, _DEFAULT_THETA[architecture])
     if rope.partial_rotary_factor != 1:
         raise Refused(
             "partial_rotary_factor", rope.partial_rotary_factor, f"1 for {architecture} models"
         )
-    eps = config.get("rms_norm_eps")
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or eps < 0:
-        raise Refused("rms_norm_eps", eps, "a number, at least 0")
     return ModelConfig(
         architecture=architecture,
         vocab_size=_size(config, "vocab_size"),
@@ -107,7 +109,7 @@ def parse_hf(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=parse_head_dim(config.get("head_dim"), hidden, heads),
-        rms_norm_eps=float(eps),
+        rms_norm_eps=parse_epsilon(config.get("rms_norm_eps")),
         rope=rope,
         max_positions=extended_positions(rope, positions),
         tie_word_embeddings=_flag(config, "tie_word_embeddings"),
@@ -127,7 +129,7 @@ def parse_architecture(config: dict[str, Any]) -> str:
         Refused: none or several architectures named, a drafter, or one that is not known.
     """
     named = config.get("architectures")
-    if not isinstance(named, list) or len(named) != 1:
+    if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
         raise Refused("architectures", named, f"a list of one of {sorted(ARCHITECTURES)}")
     if named[0] in DRAFTERS:
         raise Refused(
@@ -149,9 +151,17 @@ def parse_head_dim(explicit: Any, hidden_size: int, num_heads: int) -> int:
                 "num_attention_heads", num_heads, f"a divisor of hidden_size {hidden_size}"
             )
         explicit = hidden_size // num_heads
-    if isinstance(explicit, bool) or not isinstance(explicit, int) or explicit < 2 or explicit % 2:
-        raise Refused("head_dim", explicit, "an even number, at least 2")
+    whole = isinstance(explicit, int) and not isinstance(explicit, bool)
+    if not whole or not 2 <= explicit <= MOST_VALUES or explicit % 2:
+        raise Refused("head_dim", explicit, f"an even number, at least 2 and at most {MOST_VALUES}")
     return explicit
+
+
+def parse_epsilon(value: Any) -> float:
+    """``rms_norm_eps``: small, since anything else would drown what is normalised."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise Refused("rms_norm_eps", value, "a number, at least 0 and less than 1")
+    return float(value)
 
 
 def extended_positions(rope: RopeConfig, max_positions: int) -> int:
@@ -161,12 +171,14 @@ def extended_positions(rope: RopeConfig, max_positions: int) -> int:
     return max_positions
 
 
-def _size(config: dict[str, Any], name: str, default: int | None = None) -> int:
+def _size(
+    config: dict[str, Any], name: str, default: int | None = None, most: int = MOST_VALUES
+) -> int:
     value = config.get(name)
     if value is None and default is not None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise Refused(name, value, "a whole number, at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise Refused(name, value, f"a whole number, 1 to {most}")
     return value
 
 
@@ -182,7 +194,7 @@ def _flag(config: dict[str, Any], name: str) -> bool:
 def _dtype(config: dict[str, Any]) -> torch.dtype:
     """The declared dtype; transformers documents FP32 for configurations that declare none."""
     name = config.get("dtype") or config.get("torch_dtype") or "float32"
-    if name not in _DTYPES:
+    if not isinstance(name, str) or name not in _DTYPES:
         raise Refused("dtype", name, f"one of {sorted(_DTYPES)}")
     return _DTYPES[name]
 
@@ -203,6 +215,8 @@ def _sliding_windows(config: dict[str, Any], layers: int) -> tuple[int | None, .
     """As ``layer_types`` say, or the layers from ``max_window_layers`` on; if in use at all."""
     if not config.get("use_sliding_window"):
         types = config.get("layer_types") or []
+        if not isinstance(types, list):
+            raise Refused("layer_types", types, "a list, one entry a layer")
         if "sliding_attention" in types:
             raise Refused(
                 "use_sliding_window", config.get("use_sliding_window"), "true, as layer_types say"
@@ -215,6 +229,7 @@ def _sliding_windows(config: dict[str, Any], layers: int) -> tuple[int | None, .
         if isinstance(first, bool) or not isinstance(first, int):
             raise Refused("max_window_layers", first, "a number of layers, with use_sliding_window")
         return tuple(window if layer >= first else None for layer in range(layers))
-    if len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}:
+    kinds = ("full_attention", "sliding_attention")
+    if not isinstance(types, list) or len(types) != layers or any(t not in kinds for t in types):
         raise Refused("layer_types", types, f"{layers} of 'full_attention' and 'sliding_attention'")
     return tuple(window if kind == "sliding_attention" else None for kind in types)

@@ -9,7 +9,13 @@ import torch
 
 from knockon.errors import Refused
 from knockon.layers.rotary import RopeConfig
-from knockon.models.config import ModelConfig, extended_positions, parse_head_dim
+from knockon.models.config import (
+    MOST_LAYERS,
+    MOST_VALUES,
+    ModelConfig,
+    extended_positions,
+    parse_head_dim,
+)
 from knockon.models.gguf_header import GGUFHeader
 
 GGUF_ARCHITECTURES = ("llama", "qwen3")
@@ -32,13 +38,17 @@ def parse_gguf(header: GGUFHeader) -> ModelConfig:
     if embedding is None:
         raise Refused(f"{header.path}: tensors", "no token_embd.weight", "the token embedding")
     hidden = read.size("embedding_length")
+    if embedding.shape[1:] != (hidden,):
+        raise Refused(
+            f"{header.path}: shape of token_embd.weight", embedding.shape, f"rows of {hidden}"
+        )
     heads = read.size("attention.head_count")
     head_dim = parse_head_dim(read.optional("attention.key_length"), hidden, heads)
     values = read.optional("attention.value_length")
     if values not in (None, head_dim):
         raise Refused(f"{family}.attention.value_length", values, f"key_length {head_dim}")
     positions = read.size("context_length")
-    layers = read.size("block_count")
+    layers = read.size("block_count", most=MOST_LAYERS)
     rope = _rope(header, read, head_dim, positions)
     return ModelConfig(
         architecture=family,
@@ -70,7 +80,11 @@ def _matrix_kind(header: GGUFHeader) -> str:
 def _eos_ids(metadata: dict[str, Any]) -> tuple[int, ...]:
     """End of sequence, then end of turn where it is another token."""
     named = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
-    return tuple(dict.fromkeys(token for token in named if token is not None))
+    found = tuple(dict.fromkeys(token for token in named if token is not None))
+    for token in found:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise Refused("tokenizer.ggml.eos_token_id", token, "a token id")
+    return found
 
 
 def _rope(header: GGUFHeader, read: _Metadata, head_dim: int, positions: int) -> RopeConfig:
@@ -136,16 +150,20 @@ class _Metadata:
     def optional(self, name: str) -> Any:
         return self.header.metadata.get(f"{self.header.architecture}.{name}")
 
-    def size(self, name: str, default: int | None = None) -> int:
+    def size(self, name: str, default: int | None = None, most: int = MOST_VALUES) -> int:
         value = self.optional(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise Refused(f"{self.header.architecture}.{name}", value, "a whole number, at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise Refused(
+                f"{self.header.architecture}.{name}", value, f"a whole number, 1 to {most}"
+            )
         return value
 
     def number(self, name: str) -> float:
         value = self.optional(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise Refused(f"{self.header.architecture}.{name}", value, "a number above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise Refused(
+                f"{self.header.architecture}.{name}", value, "a number above 0 and below 1e30"
+            )
         return float(value)

@@ -84,7 +84,16 @@ def read_header(path: Path) -> GGUFHeader:
         raise Refused(f"{path}: GGUF version", version, "2 or 3, little-endian")
     try:
         return _read(path, data, cursor)
-    except (struct.error, UnicodeDecodeError, IndexError, MemoryError, OverflowError) as error:
+    except (
+        struct.error,
+        ValueError,
+        IndexError,
+        MemoryError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        if isinstance(error, Refused):
+            raise
         raise Refused(
             str(path),
             f"{data.size} bytes",
@@ -107,11 +116,11 @@ def _read(path: Path, data: np.ndarray[Any, Any], cursor: _Cursor) -> GGUFHeader
         shape = tuple(reversed(cursor.scalars("Q", cursor.scalar("I"))))
         places.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
 
-    if metadata.get("split.count", 1) > 1:
+    if metadata.get("split.count", 1) not in (0, 1):
         raise Refused(
             f"{path}: split.count",
             metadata["split.count"],
-            "a model in one file",
+            "1: a model in one file",
             "Merge the parts first (gguf-split --merge).",
         )
     alignment = metadata.get("general.alignment", 32)

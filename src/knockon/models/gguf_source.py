@@ -71,7 +71,13 @@ class GGUFFile:
         tensor = self._tensors[name]
         values = self._dequantised(tensor)
         heads = self._interleaved_heads(tensor.name)
-        return values if heads is None else deinterleave(values, heads)
+        if heads is None:
+            return values
+        if values.shape[0] % (2 * heads):
+            raise Refused(
+                f"{self.path}: rows of {tensor.name}", values.shape[0], f"pairs in {heads} heads"
+            )
+        return deinterleave(values, heads)
 
     def describe(self) -> str:
         """What this is, for messages."""

@@ -55,7 +55,7 @@ def parse_rope(
     """
     found = _collect(config)
     kind = found.get("rope_type", "default")
-    if kind not in _REQUIRED:
+    if not isinstance(kind, str) or kind not in _REQUIRED:
         raise Refused("rope_type", kind, f"one of {sorted(_REQUIRED)}")
     unknown = sorted(set(found) - _KNOWN)
     if unknown:
@@ -140,6 +140,6 @@ def _flat(settings: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refused(f"rope_parameters.{name}", value, "a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30:
+        raise Refused(f"rope_parameters.{name}", value, "a number below 1e30")
     return float(value)

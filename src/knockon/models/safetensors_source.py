@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from knockon.errors import Refused
+from knockon.models.json_file import read_json_object
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -63,12 +63,12 @@ def _read_index(path: Path) -> dict[str, str] | None:
     index = path / _INDEX
     if (path / _SINGLE).is_file() or not index.is_file():
         return None
-    try:
-        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise Refused(str(index), repr(error), "an object with a weight_map") from error
+    weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise Refused(f"{index}: weight_map", weight_map, "names and files")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or "/" in file or "\0" in file:
+            raise Refused(f"{index}: weight_map[{name!r}]", file, "the name of a file beside it")
     return weight_map
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from knockon.models.decoder import Decoder, DecoderLayer, TargetOutput
 from knockon.models.gguf_config import parse_gguf
 from knockon.models.gguf_header import is_gguf, read_header
 from knockon.models.gguf_source import GGUFFile
+from knockon.models.json_file import read_json_object
 from knockon.models.llama import LlamaLayer
 from knockon.models.qwen3 import Qwen3Layer
 from knockon.models.safetensors_source import SafetensorsFolder
@@ -111,14 +111,22 @@ def load_target(
     path = Path(path)
     config = read_config(path)
     dtype = dtype or config.dtype
-    model = Decoder(
-        config,
-        LAYERS[config.architecture],
-        dtype,
-        group,
-        max_positions or config.max_positions + POSITION_SLACK,
-        device,
-    )
+    try:
+        model = Decoder(
+            config,
+            LAYERS[config.architecture],
+            dtype,
+            group,
+            max_positions or config.max_positions + POSITION_SLACK,
+            device,
+        )
+    except RuntimeError as error:
+        # torch's allocators have no error of their own on a CPU.
+        if "memory" not in str(error):
+            raise
+        raise Refused(
+            f"model {path}", str(error).splitlines()[0], "one that fits memory"
+        ) from error
     source: WeightSource = GGUFFile(path, dtype) if is_gguf(path) else SafetensorsFolder(path)
     load_weights(model, source)
     return model
@@ -164,12 +172,4 @@ def _check_tied(full: Tensor, embedding: VocabParallelEmbedding) -> None:
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:
-    if not file.is_file():
-        return None
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise Refused(str(file), str(error), "JSON") from error
-    if not isinstance(content, dict):
-        raise Refused(str(file), type(content).__name__, "a JSON object")
-    return content
+    return read_json_object(file) if file.is_file() else None

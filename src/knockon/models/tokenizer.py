@@ -32,8 +32,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise Refused(f"tokenizer of {path}", str(error), "files that transformers can read") from (
-            error
-        )
+    except Exception as error:
+        # Damaged files make transformers, tokenizers and the hub client raise kinds of their own.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise Refused(f"tokenizer of {path}", reason, "files that transformers can read") from error
     return tokenizer

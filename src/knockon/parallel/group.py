@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# Torch 2.13 renamed it and warns of the old name on every rank's standard error.
+_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 @runtime_checkable
 class Group(Protocol):
@@ -63,7 +66,7 @@ class TorchGroup:
     def all_gather(self, out: Tensor, x: Tensor) -> None:
         # Flat, since gloo takes only outputs concatenated along the first dimension.
         flat = x.contiguous().view(-1)
-        dist.all_gather_into_tensor(out.view(-1), flat, group=self.process_group)
+        _gather_flat(out.view(-1), flat, group=self.process_group)
 
     def all_reduce(self, x: Tensor) -> None:
         dist.all_reduce(x, group=self.process_group)
