@@ -2,9 +2,8 @@
 # neither pyproject.toml nor constraints.txt changed since, that step is skipped.
 
 PYTHON   ?= python3
-# Extra arguments for pip. On Linux, pip's default torch brings the CUDA libraries along; to have the
-# small CPU build, give the index of PyTorch's CPU wheels:
-#   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+# Extra arguments for pip. On Linux, pip's default torch brings the CUDA libraries along; where you
+# have an index of CPU builds, name it here: make demo PIP_ARGS="--extra-index-url URL"
 PIP_ARGS ?=
 # Test processes; each uses one thread, so the number of cores to use.
 WORKERS  ?= 2

@@ -48,14 +48,14 @@ def main() -> None:
     console.print()
     for question, text in zip(QUESTIONS, domino.texts, strict=True):
         console.print(f"[bold]> {question}[/bold]\n{text.strip()}\n", highlight=False)
-    table = Table(title="Greedy, batch 1, this CPU; tokens per second of output, prefill included")
-    table.add_column("prompt")
-    for heading in ("tokens", "alone tok/s", "Domino tok/s", "speed-up", "same token ids"):
-        table.add_column(heading, justify="right")
+    table = Table(title="Greedy, batch 1, this CPU; output tokens per second, prefill included")
+    table.add_column("prompt", no_wrap=True)
+    for heading in ("tokens", "alone", "Domino", "speed-up", "same ids"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for i, question in enumerate(QUESTIONS):
         count = len(domino.tokens[i])
         table.add_row(
-            question[:40] + "…",
+            question[:24] + "…",
             str(count),
             f"{len(alone.tokens[i]) / alone.seconds[i]:.1f}",
             f"{count / domino.seconds[i]:.1f}",
