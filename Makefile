@@ -15,10 +15,10 @@ STAMP := $(VENV)/.installed
 MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-full lint clean
 
 help: ## what can be made
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  variables: PYTHON=python3.12  PIP_ARGS='...'  WORKERS=2  PYTEST_ARGS='...'"
 
 demo: $(STAMP) ## pull the small model, then answer prompts with and without Domino
@@ -29,6 +29,10 @@ test: lint ## lint, types and every test that this machine can run
 	@$(BIN)/knockon models pull $(MODEL) || \
 		echo "make: $(MODEL) could not be pulled (see above); tests that need it are skipped"
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-full: $(STAMP) ## the longest comparisons on the real model, which `make test` shortens
+	$(BIN)/knockon models pull $(MODEL)
+	$(BIN)/python -m pytest -m full --timeout 1800 $(PYTEST_ARGS) tests/engine/test_real_model.py
 
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -3,7 +3,7 @@
     python benchmarks/cpu_generation.py --prompts gsm8k.jsonl [--dtype bfloat16] [--plot]
 
 Every prompt is answered by every configuration in turn, so that a drift of the machine's speed
-falls on all alike. The result goes to ``benchmarks/results/cpu_generation_<dtype>.json``.
+falls on all alike. The result goes to ``cpu_generation_<dtype>.json`` in ``--out``.
 """
 
 from __future__ import annotations
@@ -96,14 +96,22 @@ def peak_memory(model: str, draft: str, dtype: str, width: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines of prompts")
-    parser.add_argument("--count", type=int, default=16)
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--draft", default="smollm2-135m-domino")
-    parser.add_argument("--widths", type=int, nargs="+", default=[4, 6, 8, 16])
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=formatter)
+    add = parser.add_argument
+    add(
+        "--prompts",
+        type=Path,
+        required=True,
+        help="a JSON object a line, with a key prompt, messages or turns",
+    )
+    add("--count", type=int, default=16, help="prompts taken from its start")
+    add("--new-tokens", type=int, default=128, help="most tokens an answer")
+    add("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of all engines")
+    add("--model", default="smollm2-135m", help="target, a GGUF file of the Llama family")
+    add("--draft", default="smollm2-135m-domino", help="its drafter")
+    add("--widths", type=int, nargs="+", default=[4, 6, 8, 16], help="verify widths")
+    add("--out", type=Path, default=RESULTS, help="folder of the JSON file and the plot")
     parser.add_argument("--plot", action="store_true", help="also write a bar chart")
     args = parser.parse_args()
     console = Console()
@@ -176,7 +184,7 @@ def main() -> None:
     console.print(f"peak memory of a fresh process with both models: {memory / 2**20:.0f} MiB")
     result = {
         "what": "CPU measurement: generation at batch 1, greedy",
-        "command": " ".join(["python", *sys.argv]),
+        "widths": args.widths,
         "environment": environment(),
         "dtype": args.dtype,
         "prompts": args.prompts.name,
@@ -186,8 +194,8 @@ def main() -> None:
         "first_token_of_512_seconds": {name: round(s, 4) for name, s in first.items()},
         "peak_memory_bytes": memory,
     }
-    RESULTS.mkdir(exist_ok=True)
-    out = RESULTS / f"cpu_generation_{args.dtype}.json"
+    args.out.mkdir(parents=True, exist_ok=True)
+    out = args.out / f"cpu_generation_{args.dtype}.json"
     out.write_text(json.dumps(result, indent=1) + "\n")
     console.print(f"written to {out}")
     if args.plot:

@@ -1,4 +1,4 @@
-"""Trains the drafter that Knockon ships for SmolLM2-135M-Instruct, in half an hour of one GPU.
+"""Trains a drafter for SmolLM2-135M-Instruct, with the settings of the one that Knockon ships.
 
     T="benchmarks/train_smollm2.py"; A="--target MODEL.gguf --work DIR --prompts prompts.jsonl"
     PYTHONPATH=src python3 $T smoke $A --workloads workloads/*.jsonl --out DIR/out

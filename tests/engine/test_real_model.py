@@ -26,6 +26,8 @@ from tests.tiny_models import write_drafter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+# A few answers in every run; all of them with `make test-full`.
+COUNTS = [8, pytest.param(len(CHATS), marks=pytest.mark.full)]
 GREEDY = SamplingParams(temperature=0, max_tokens=96, logprobs=2)
 SAMPLED = [SamplingParams(temperature=0.8, top_p=0.95, seed=i, max_tokens=48) for i in range(8)]
 
@@ -75,28 +77,33 @@ def check_same_tokens(outputs: Sequence[RequestOutput], alone: Sequence[RequestO
         )
 
 
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("width", [2, 8, 16])
 def test_domino_at_every_width(
-    smollm2_path: Path, domino: Path, alone: list[RequestOutput], width: int
+    smollm2_path: Path, domino: Path, alone: list[RequestOutput], width: int, count: int
 ) -> None:
-    outputs = generate(smollm2_path, domino, verify_width=width)
-    check_same_tokens(outputs, alone)
+    outputs = generate(smollm2_path, domino, CHATS[:count], verify_width=width)
+    check_same_tokens(outputs, alone[:count])
     assert 1.2 < mean_accept_length(outputs) <= width
 
 
-def test_domino_one_at_a_time(smollm2_path: Path, domino: Path, alone: list[RequestOutput]) -> None:
-    outputs = generate(smollm2_path, domino, verify_width=8, max_batch_size=1)
-    check_same_tokens(outputs, alone)
+@pytest.mark.parametrize("count", COUNTS)
+def test_domino_one_at_a_time(
+    smollm2_path: Path, domino: Path, alone: list[RequestOutput], count: int
+) -> None:
+    outputs = generate(smollm2_path, domino, CHATS[:count], verify_width=8, max_batch_size=1)
+    check_same_tokens(outputs, alone[:count])
     together = generate(smollm2_path, domino, CHATS[:8], verify_width=8)
     assert accept_lengths(together) == accept_lengths(outputs[:8])
 
 
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_domino_on_several_ranks(
-    smollm2_path: Path, domino: Path, alone: list[RequestOutput], ranks: int
+    smollm2_path: Path, domino: Path, alone: list[RequestOutput], ranks: int, count: int
 ) -> None:
-    outputs = generate(smollm2_path, domino, verify_width=8, tp_size=ranks)
-    check_same_tokens(outputs, alone)
+    outputs = generate(smollm2_path, domino, CHATS[:count], verify_width=8, tp_size=ranks)
+    check_same_tokens(outputs, alone[:count])
     one = generate(smollm2_path, domino, CHATS[:8], verify_width=8)
     assert accept_lengths(outputs[:8]) == accept_lengths(one)
 
@@ -106,8 +113,15 @@ def test_sampled_answers_are_the_targets_own(smollm2_path: Path, domino: Path) -
     assert tokens(outputs) == tokens(generate(smollm2_path, None, CHATS[:8], SAMPLED))
 
 
+@pytest.mark.parametrize("width", [8, *(pytest.param(w, marks=pytest.mark.full) for w in (2, 16))])
+@pytest.mark.parametrize("count", COUNTS)
 def test_the_backbone_alone_as_a_plain_dflash_drafter(
-    smollm2_path: Path, domino: Path, alone: list[RequestOutput], tmp_path: Path
+    smollm2_path: Path,
+    domino: Path,
+    alone: list[RequestOutput],
+    tmp_path: Path,
+    width: int,
+    count: int,
 ) -> None:
     config = json.loads((domino / "config.json").read_text())
     config["architectures"] = ["DFlashDraftModel"]
@@ -117,7 +131,8 @@ def test_the_backbone_alone_as_a_plain_dflash_drafter(
     names = [n for n in source.names() if "prefix_gru" not in n and "embed_proj" not in n]
     backbone = {name: source.get(name) for name in names}
     draft = write_drafter(tmp_path, config, backbone)
-    check_same_tokens(generate(smollm2_path, draft, CHATS[:8], verify_width=8), alone[:8])
+    outputs = generate(smollm2_path, draft, CHATS[:count], verify_width=width)
+    check_same_tokens(outputs, alone[:count])
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

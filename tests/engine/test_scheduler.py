@@ -94,11 +94,11 @@ def test_no_more_requests_run_than_the_batch_holds() -> None:
         s.add(request(name, 3, cap=2))
     step = s.schedule()
     assert [c.request.id for c in step.prefill] == ["a", "b"]
-    assert {r.slot for r in s.running} == {0, 1}
+    assert [r.id for r in s.running] == ["a", "b"]
     advance(s, step)
     while s.has_unfinished:
         advance(s, s.schedule())
-    assert sorted(s._slots) == [0, 1]
+    assert s.running == []
     assert s.pool.available == s.pool.usable
 
 
@@ -130,7 +130,7 @@ def test_the_youngest_is_preempted_and_comes_back_first() -> None:
         advance(s, step)
         kept = list(young.tokens)
     assert young.preemptions == 1 and old.preemptions == 0
-    assert young.pages == [] and young.slot == -1 and young.length == 0
+    assert young.pages == [] and young not in s.running and young.length == 0
     assert young.tokens == kept
     assert [r.id for r in s.waiting] == ["young", "last"]
     while s.has_unfinished:
@@ -179,7 +179,7 @@ def test_an_abort_gives_everything_back(when: str) -> None:
     assert s.abort("a") is None
     assert not s.has_unfinished
     assert s.pool.available == s.pool.usable
-    assert len(s._slots) == s.max_batch_size
+    assert s.running == []
     assert s.schedule() == Step([], [])
 
 
@@ -247,4 +247,4 @@ def test_a_batch_larger_than_the_pages_costs_no_memory() -> None:
     for name in "abc":
         s.add(request(name, 4))
     assert len(s.schedule().prefill) > 0
-    assert len(s._slots) < 11
+    assert [r.id for r in s.running] == ["a", "b", "c"]

@@ -193,7 +193,7 @@ def test_a_refusal_at_construction_is_the_same_refusal_here() -> None:
 )
 def test_a_rank_that_fails_at_start_is_named(size: int, factory: str, expected: str) -> None:
     with pytest.raises(RankFailed) as caught:
-        RankPool(size, f"rank_workers:{factory}", threads_per_rank=1, timeout=60)
+        RankPool(size, f"tests.parallel.rank_workers:{factory}", threads_per_rank=1, timeout=60)
     assert expected in str(caught.value)
     if factory == "die_at_start":
         assert "no memory for the weights" in str(caught.value)

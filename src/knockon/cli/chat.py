@@ -11,7 +11,7 @@ import typer
 from knockon.cli import options
 from knockon.errors import Refused
 
-_HELP = "/reset starts over, /exit or Ctrl-D leaves; Ctrl-C ends an answer."
+_HELP = "/reset starts over, /exit or Ctrl-D leaves, /help shows this; Ctrl-C ends an answer."
 
 
 def chat(
@@ -69,6 +69,9 @@ def chat(
             if line == "/reset":
                 history = list(opening)
                 continue
+            if line.startswith("/"):
+                print(_HELP, file=sys.stderr)
+                continue
             if not line:
                 continue
             history.append({"role": "user", "content": line})
@@ -83,7 +86,10 @@ def chat(
                         accept = output.finished.metrics.mean_accept_length
                         speed = count / (time.perf_counter() - start)
                         print(flush=True)
-                        print(f"[{speed:.1f} tok/s, accept length {accept:.2f}]", file=sys.stderr)
+                        print(
+                            f"[{speed:.1f} tok/s, prompt included; accept length {accept:.2f}]",
+                            file=sys.stderr,
+                        )
             except KeyboardInterrupt:
                 print("\n[stopped]", file=sys.stderr)
             except Refused as error:

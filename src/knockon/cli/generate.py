@@ -53,7 +53,7 @@ def generate(
     seed: options.Seed = None,
     stop: options.Stop = None,
 ) -> None:
-    """Generate text and print it; speed and accept length go to standard error."""
+    """Generate text and print it; speed and accept length go to standard error (or into --json)."""
     from knockon.engine.sampling_params import SamplingParams
 
     params = SamplingParams(

@@ -41,7 +41,7 @@ def check(config: EngineConfig) -> EngineConfig:
         HeadShard.deal(target.num_heads, target.num_kv_heads, config.tp_size, rank)
     draft = None
     if config.draft is not None:
-        draft = resolve(config.draft)
+        draft = resolve(config.draft, "draft")
         drafter = read_draft_config(draft)
         drafter.check_target(target)
         for rank in range(config.tp_size):

@@ -43,7 +43,6 @@ class Request:
         length: verified tokens whose target and draft KV are written, from position 0.
         pages: the KV pages held, in order of position.
         registered: how many of them have been offered to the prefix cache.
-        slot: row of the device state while decoding.
     """
 
     id: str
@@ -57,7 +56,6 @@ class Request:
     length: int = 0
     pages: list[int] = field(default_factory=list)
     registered: int = 0
-    slot: int = -1
     accept_lengths: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int = 0

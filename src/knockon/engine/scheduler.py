@@ -65,8 +65,6 @@ class Scheduler:
         self.max_length = max_length
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
-        # No more requests than pages can run, however large a batch was asked for.
-        self._slots = list(range(min(max_batch_size, pool.usable) - 1, -1, -1))
 
     @property
     def has_unfinished(self) -> bool:
@@ -127,7 +125,7 @@ class Scheduler:
         return Step(chunks, [r for r in self.running if r.phase is Phase.DECODE])
 
     def _admit(self) -> None:
-        while self.waiting and self._slots:
+        while self.waiting and len(self.running) < self.max_batch_size:
             request = self.waiting[0]
             cached = self.pool.match(request.tokens[: len(request.tokens) - 1])
             needed = self.pool.pages_for(request.prefill_end + self.block_rows) - len(cached)
@@ -143,7 +141,6 @@ class Scheduler:
             request.length = len(cached) * self.pool.page_size
             request.cached_tokens = max(request.cached_tokens, request.length)
             request.registered = len(cached)
-            request.slot = self._slots.pop()
             request.phase = Phase.PREFILL
             if request.length == request.prefill_end:
                 request.phase = Phase.DECODE
@@ -171,7 +168,5 @@ class Scheduler:
     def _stop(self, request: Request) -> None:
         self.running.remove(request)
         self.pool.release(request.pages)
-        self._slots.append(request.slot)
         request.pages = []
         request.length = request.registered = 0
-        request.slot = -1

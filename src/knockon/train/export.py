@@ -187,6 +187,13 @@ def load_module(
     return module
 
 
+def _plain(value: Any) -> str:
+    """A fact as text: counts by name are listed."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {count}" for name, count in value.items())
+    return str(value)
+
+
 def model_card(
     target_name: str,
     target_license: str,
@@ -197,7 +204,7 @@ def model_card(
 ) -> str:
     """The README of an exported drafter: what it is for, how it was made, how well it does."""
     dflash = config["dflash_config"]
-    rows = "\n".join(f"- {name}: {value}" for name, value in (data | training).items())
+    rows = "\n".join(f"- {name}: {_plain(value)}" for name, value in (data | training).items())
     return f"""---
 license: {target_license}
 base_model: {target_name}
@@ -214,8 +221,8 @@ after the target's layers {dflash["target_layer_ids"]}.
 ## How it was made
 
 Every training token was written by the target: greedy and sampled answers to prompts that the
-target wrote itself (its chat template fed up to the user's turn) and to GSM8K train (MIT) and
-Self-Instruct (Apache-2.0) prompts. None of the prompts measured below was used.
+target wrote itself (its chat template fed up to the user's turn) and to those of a file, if one was
+given. None of the prompts measured below was used.
 
 {rows}
 
