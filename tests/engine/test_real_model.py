@@ -113,6 +113,30 @@ def test_sampled_answers_are_the_targets_own(smollm2_path: Path, domino: Path) -
     assert tokens(outputs) == tokens(generate(smollm2_path, None, CHATS[:8], SAMPLED))
 
 
+def as_plain_dflash(domino: Path, folder: Path) -> Path:
+    """The shipped drafter without its head, as a DFlash checkpoint."""
+    config = json.loads((domino / "config.json").read_text())
+    config["architectures"] = ["DFlashDraftModel"]
+    config.pop("projector_type", None)
+    config["dflash_config"].pop("projector_type", None)
+    source = SafetensorsFolder(domino)
+    names = [n for n in source.names() if "prefix_gru" not in n and "embed_proj" not in n]
+    return write_drafter(folder, config, {name: source.get(name) for name in names})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("settings", [{"max_batch_size": 1}, {"tp_size": 2}, {"tp_size": 3}])
+def test_a_plain_dflash_drafter_one_at_a_time_and_on_several_ranks(
+    smollm2_path: Path,
+    domino: Path,
+    alone: list[RequestOutput],
+    tmp_path: Path,
+    settings: dict[str, int],
+) -> None:
+    draft = as_plain_dflash(domino, tmp_path)
+    check_same_tokens(generate(smollm2_path, draft, verify_width=8, **settings), alone)
+
+
 @pytest.mark.parametrize("width", [8, *(pytest.param(w, marks=pytest.mark.full) for w in (2, 16))])
 @pytest.mark.parametrize("count", COUNTS)
 def test_the_backbone_alone_as_a_plain_dflash_drafter(
@@ -123,14 +147,7 @@ def test_the_backbone_alone_as_a_plain_dflash_drafter(
     width: int,
     count: int,
 ) -> None:
-    config = json.loads((domino / "config.json").read_text())
-    config["architectures"] = ["DFlashDraftModel"]
-    config.pop("projector_type", None)
-    config["dflash_config"].pop("projector_type", None)
-    source = SafetensorsFolder(domino)
-    names = [n for n in source.names() if "prefix_gru" not in n and "embed_proj" not in n]
-    backbone = {name: source.get(name) for name in names}
-    draft = write_drafter(tmp_path, config, backbone)
+    draft = as_plain_dflash(domino, tmp_path)
     outputs = generate(smollm2_path, draft, CHATS[:count], verify_width=width)
     check_same_tokens(outputs, alone[:count])
 
