@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,14 +118,3 @@ def _taker(
         into[name] = full.to(dtype)
 
     return take
-
-
-def describe(path: Path) -> dict[str, Any]:
-    """What a drafter folder is, for listings: projector, block size, layers, target layers."""
-    config = read_draft_config(path)
-    return {
-        "projector": "domino" if config.domino is not None else "dflash",
-        "block_size": config.block_size,
-        "layers": config.backbone.num_layers,
-        "target_layer_ids": list(config.target_layer_ids),
-    }

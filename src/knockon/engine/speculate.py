@@ -71,11 +71,12 @@ def speculative_step(
         What was accepted, and the target's logits ``[B, w, V]`` at the verified rows.
     """
     proposals = propose(engines, state, width - 1)
+    block = torch.cat([state.bonus.unsqueeze(1), proposals], dim=1)
     plan = state.plan(width, engines.page_size)
-    logits, features = verify(engines, state, proposals, plan)
+    logits, features = verify(engines, block, plan)
     drawn = sample(logits, proposals, plan.positions + 1, sampling)
     accepted = agree(accept(proposals, drawn), engines.group)
-    commit(engines, state, proposals, features, plan, accepted)
+    commit(engines, state, block, features, plan, accepted)
     return accepted, logits
 
 
@@ -87,13 +88,10 @@ def propose(engines: Engines, state: DecodeState, steps: int) -> Tensor:
     return engines.drafter.propose(state.bonus, plan, steps)
 
 
-def verify(
-    engines: Engines, state: DecodeState, proposals: Tensor, plan: BlockPlan
-) -> tuple[Tensor, Tensor | None]:
+def verify(engines: Engines, block: Tensor, plan: BlockPlan) -> tuple[Tensor, Tensor | None]:
     """Run ``[bonus, d_0 … d_{w-2}]`` through the target: logits ``[B, w, V]`` and features."""
-    tokens = torch.cat([state.bonus.unsqueeze(1), proposals], dim=1)
     layers = engines.drafter.feature_layers if engines.drafter is not None else ()
-    output = engines.target(tokens, plan, engines.kv, layers)
+    output = engines.target(block, plan, engines.kv, layers)
     return engines.target.logits(output.hidden), output.features
 
 
@@ -110,7 +108,7 @@ def agree(accepted: Accepted, group: Group) -> Accepted:
 def commit(
     engines: Engines,
     state: DecodeState,
-    proposals: Tensor,
+    block: Tensor,
     features: Tensor | None,
     plan: BlockPlan,
     accepted: Accepted,
@@ -121,7 +119,6 @@ def commit(
     overwritten by the next step before anything reads them.
     """
     if engines.drafter is not None and features is not None:
-        tokens = torch.cat([state.bonus.unsqueeze(1), proposals], dim=1)
-        engines.drafter.observe(features, tokens, plan)
+        engines.drafter.observe(features, block, plan)
     state.lengths = state.lengths + accepted.lengths
     state.bonus = accepted.bonus

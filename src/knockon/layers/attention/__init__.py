@@ -1,7 +1,6 @@
 """Attention over paged keys and values."""
 
 from knockon.layers.attention.base import (
-    CAUSAL,
     LONE_MULTIPLE,
     NULL_PAGE,
     AttentionBackend,
@@ -13,7 +12,6 @@ from knockon.layers.attention.base import (
 from knockon.layers.attention.sdpa import SdpaBackend
 
 __all__ = [
-    "CAUSAL",
     "LONE_MULTIPLE",
     "NULL_PAGE",
     "AttentionBackend",

@@ -53,9 +53,6 @@ class Visibility(NamedTuple):
     window: int | None = None
 
 
-CAUSAL = Visibility(True)
-
-
 class Segment(NamedTuple):
     """Rows ``[first, last)`` of every request; they see keys of the first ``context`` positions."""
 
