@@ -26,8 +26,7 @@ from tests.tiny_models import write_drafter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# A few answers in every run; all of them with `make test-full`.
-COUNTS = [8, pytest.param(len(CHATS), marks=pytest.mark.full)]
+FEW = CHATS[:8]  # in every run; all of them with `make test-full`
 GREEDY = SamplingParams(temperature=0, max_tokens=96, logprobs=2)
 SAMPLED = [SamplingParams(temperature=0.8, top_p=0.95, seed=i, max_tokens=48) for i in range(8)]
 
@@ -77,40 +76,35 @@ def check_same_tokens(outputs: Sequence[RequestOutput], alone: Sequence[RequestO
         )
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("width", [2, 8, 16])
 def test_domino_at_every_width(
-    smollm2_path: Path, domino: Path, alone: list[RequestOutput], width: int, count: int
+    smollm2_path: Path, domino: Path, alone: list[RequestOutput], width: int
 ) -> None:
-    outputs = generate(smollm2_path, domino, CHATS[:count], verify_width=width)
-    check_same_tokens(outputs, alone[:count])
+    outputs = generate(smollm2_path, domino, FEW, verify_width=width)
+    check_same_tokens(outputs, alone[: len(FEW)])
     assert 1.2 < mean_accept_length(outputs) <= width
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_domino_one_at_a_time(
-    smollm2_path: Path, domino: Path, alone: list[RequestOutput], count: int
-) -> None:
-    outputs = generate(smollm2_path, domino, CHATS[:count], verify_width=8, max_batch_size=1)
-    check_same_tokens(outputs, alone[:count])
-    together = generate(smollm2_path, domino, CHATS[:8], verify_width=8)
-    assert accept_lengths(together) == accept_lengths(outputs[:8])
+def test_domino_one_at_a_time(smollm2_path: Path, domino: Path, alone: list[RequestOutput]) -> None:
+    outputs = generate(smollm2_path, domino, FEW, verify_width=8, max_batch_size=1)
+    check_same_tokens(outputs, alone[: len(FEW)])
+    together = generate(smollm2_path, domino, FEW, verify_width=8)
+    assert accept_lengths(together) == accept_lengths(outputs)
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_domino_on_several_ranks(
-    smollm2_path: Path, domino: Path, alone: list[RequestOutput], ranks: int, count: int
+    smollm2_path: Path, domino: Path, alone: list[RequestOutput], ranks: int
 ) -> None:
-    outputs = generate(smollm2_path, domino, CHATS[:count], verify_width=8, tp_size=ranks)
-    check_same_tokens(outputs, alone[:count])
-    one = generate(smollm2_path, domino, CHATS[:8], verify_width=8)
-    assert accept_lengths(outputs[:8]) == accept_lengths(one)
+    outputs = generate(smollm2_path, domino, FEW, verify_width=8, tp_size=ranks)
+    check_same_tokens(outputs, alone[: len(FEW)])
+    one = generate(smollm2_path, domino, FEW, verify_width=8)
+    assert accept_lengths(outputs) == accept_lengths(one)
 
 
 def test_sampled_answers_are_the_targets_own(smollm2_path: Path, domino: Path) -> None:
-    outputs = generate(smollm2_path, domino, CHATS[:8], SAMPLED, verify_width=8)
-    assert tokens(outputs) == tokens(generate(smollm2_path, None, CHATS[:8], SAMPLED))
+    outputs = generate(smollm2_path, domino, FEW, SAMPLED, verify_width=8)
+    assert tokens(outputs) == tokens(generate(smollm2_path, None, FEW, SAMPLED))
 
 
 def as_plain_dflash(domino: Path, folder: Path) -> Path:
@@ -125,31 +119,34 @@ def as_plain_dflash(domino: Path, folder: Path) -> Path:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("settings", [{"max_batch_size": 1}, {"tp_size": 2}, {"tp_size": 3}])
-def test_a_plain_dflash_drafter_one_at_a_time_and_on_several_ranks(
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("width", [2, 8, 16])
+@pytest.mark.parametrize("kind", ["domino", "dflash"])
+def test_every_crossing_of_drafter_width_ranks_and_batch(
     smollm2_path: Path,
     domino: Path,
     alone: list[RequestOutput],
     tmp_path: Path,
-    settings: dict[str, int],
-) -> None:
-    draft = as_plain_dflash(domino, tmp_path)
-    check_same_tokens(generate(smollm2_path, draft, verify_width=8, **settings), alone)
-
-
-@pytest.mark.parametrize("width", [8, *(pytest.param(w, marks=pytest.mark.full) for w in (2, 16))])
-@pytest.mark.parametrize("count", COUNTS)
-def test_the_backbone_alone_as_a_plain_dflash_drafter(
-    smollm2_path: Path,
-    domino: Path,
-    alone: list[RequestOutput],
-    tmp_path: Path,
+    kind: str,
     width: int,
-    count: int,
+    ranks: int,
+    batch: int,
+) -> None:
+    """32 prompts of 96 tokens; at a batch of 8, requests join and leave as others end."""
+    draft = domino if kind == "domino" else as_plain_dflash(domino, tmp_path)
+    outputs = generate(smollm2_path, draft, verify_width=width, tp_size=ranks, max_batch_size=batch)
+    assert len(outputs) == 32
+    check_same_tokens(outputs, alone)
+    assert 1.2 < mean_accept_length(outputs) <= width
+
+
+def test_the_backbone_alone_as_a_plain_dflash_drafter(
+    smollm2_path: Path, domino: Path, alone: list[RequestOutput], tmp_path: Path
 ) -> None:
     draft = as_plain_dflash(domino, tmp_path)
-    outputs = generate(smollm2_path, draft, CHATS[:count], verify_width=width)
-    check_same_tokens(outputs, alone[:count])
+    outputs = generate(smollm2_path, draft, FEW, verify_width=8)
+    check_same_tokens(outputs, alone[: len(FEW)])
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -157,7 +154,7 @@ def test_proposals_that_are_rejected_leave_no_trace(
     smollm2_path: Path, alone: list[RequestOutput], tmp_path: Path, ranks: int
 ) -> None:
     draft = random_drafter(tmp_path)
-    chats, params = CHATS[:8], SamplingParams(temperature=0, max_tokens=32)
+    chats, params = FEW, SamplingParams(temperature=0, max_tokens=32)
     outputs = generate(smollm2_path, draft, chats, params, verify_width=4, tp_size=ranks)
     assert tokens(outputs) == [output.token_ids[:32] for output in alone[:8]]
 
