@@ -1,0 +1,284 @@
+"""The feedback loop of a block in one launch: pool sums, argmax, input gates, GRU cell, correction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from knockon.rollout.fused.chain_pieces import MAX_VOCAB
+from knockon.rollout.fused.chain_resident_kernel import chain_resident
+from knockon.rollout.fused.chain_tiled_kernel import chain_tiled
+from knockon.rollout.fused.triton_jit import power_of_two
+from knockon.rollout.head import DominoHead
+
+
+@dataclass(frozen=True)
+class ChainWeights:
+    """What the loop reads in every step, all of one dtype (BF16, FP16 or FP32).
+
+    Attributes:
+        table: input gates of every id ``[V, 3G]``.
+        gru_state: ``W_hh [3G, G]``.
+        state_half: the columns of ``W1`` that read the state, ``[E, G]``.
+        correction_out: ``W2 [V, E]``.
+    """
+
+    table: Tensor
+    gru_state: Tensor
+    state_half: Tensor
+    correction_out: Tensor
+
+    @staticmethod
+    def of(head: DominoHead, table: Tensor) -> ChainWeights:
+        state_half = head.correction_in[:, head.hidden_size :].contiguous()
+        return ChainWeights(table, head.gru_state, state_half, head.correction_out)
+
+    def pool_rows(self) -> tuple[Tensor, bool]:
+        """``W2`` as the kernels read it, and whether two BF16 weights share an int32."""
+        rows = self.correction_out
+        if rows.dtype == torch.bfloat16 and rows.shape[1] % 2 == 0:
+            return rows.view(torch.int32), True
+        return rows, False
+
+
+@dataclass(frozen=True)
+class PoolBase:
+    """Base logits of the pool's ids.
+
+    Attributes:
+        logits: ``[T - p, B, K]``; or, where ``indexed``, all of this one rank's ``[T, B, N]``,
+            read at the pool's ids.
+        indexed: which of both.
+    """
+
+    logits: Tensor
+    indexed: bool
+
+
+@dataclass(frozen=True)
+class ResidentLaunch:
+    """How the kernel for small batches is laid out on the device."""
+
+    programs: int
+    warps: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class TiledLaunch:
+    """How the kernel for larger batches is laid out on the device."""
+
+    programs: int
+    warps: int
+    requests: int
+    gate_rows: int
+    block: int
+    stages: int
+    pool_rows: int
+    cell_requests: int
+    skip: int
+    cell_units: int = 64
+    hidden_requests: int = 16
+    hidden_rows: int = 16
+    hidden_block: int = 256
+
+
+@lru_cache
+def processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a CUDA device; 1 elsewhere, where programs run in turn."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def choose_launch(batch: int, pool: int, sms: int) -> ResidentLaunch | TiledLaunch:
+    """Which kernel takes a batch, and how: from sizes and the device alone, never from timings."""
+    if batch <= 8:
+        programs = max(power_of_two(batch), power_of_two(sms + 1) // 2)
+        return ResidentLaunch(programs, 8, chunk=32)
+    requests = min(64, max(16, power_of_two(batch)))
+    return TiledLaunch(
+        programs=sms,
+        warps=8,
+        requests=requests,
+        gate_rows=32,
+        block=128,
+        stages=3,
+        pool_rows=64,
+        cell_requests=8,
+        skip=4,
+    )
+
+
+def run_chain(
+    weights: ChainWeights,
+    draft_part: Tensor,
+    bonus: Tensor,
+    tokens: Tensor,
+    pool_ids: Tensor,
+    base: PoolBase,
+    prefix: int,
+    launch: ResidentLaunch | TiledLaunch | None = None,
+) -> None:
+    """Fill ``tokens[:, p:]``: ``d_j = argmax (base_j + c_j)`` over the pool, the lowest id of ties.
+
+    Args:
+        draft_part: the ``z`` half of ``W1 · [z ; s]`` for the corrected rows, ``[T - p, B, E]`` FP32.
+        bonus: ``[B]`` int64.
+        tokens: ``[B, T]`` int64 with the ``p`` prefix tokens filled in, ``0 <= p < T``.
+        pool_ids: ``[B, K]`` int32, in any order.
+        base: the pool's base logits.
+        prefix: ``p``.
+        launch: by default :func:`choose_launch`'s.
+    """
+    batch, pool = pool_ids.shape
+    device = tokens.device
+    launch = launch or choose_launch(batch, pool, processors(device))
+    run = _run_resident if isinstance(launch, ResidentLaunch) else _run_tiled
+    run(weights, draft_part, bonus, tokens, pool_ids, base, prefix, launch)  # type: ignore[arg-type]
+
+
+def _run_resident(
+    weights: ChainWeights,
+    draft_part: Tensor,
+    bonus: Tensor,
+    tokens: Tensor,
+    pool_ids: Tensor,
+    base: PoolBase,
+    prefix: int,
+    launch: ResidentLaunch,
+) -> None:
+    batch, pool = pool_ids.shape
+    steps = tokens.shape[1]
+    gru, correction = weights.gru_state.shape[1], weights.correction_out.shape[1]
+    pool_rows, packed = weights.pool_rows()
+    padded = power_of_two(batch)
+    per = launch.programs // padded
+    rows = power_of_two(-(-pool // per))
+    boxes = torch.zeros(
+        steps * (batch * gru + batch * correction + launch.programs),
+        dtype=torch.int64,
+        device=tokens.device,
+    )
+    state_box, hidden_box, best_box = boxes.split(
+        [steps * batch * gru, steps * batch * correction, steps * launch.programs]
+    )
+    st_gates = torch.empty(batch * 3 * gru, dtype=torch.float32, device=tokens.device)
+    chain_resident[(launch.programs,)](
+        weights.table,
+        weights.gru_state,
+        weights.state_half,
+        pool_rows,
+        draft_part,
+        bonus,
+        tokens,
+        pool_ids,
+        base.logits,
+        state_box,
+        hidden_box,
+        best_box,
+        st_gates,
+        batch,
+        pool,
+        steps,
+        prefix,
+        base.logits.stride(0),
+        base.logits.stride(1),
+        G=gru,
+        E=correction,
+        G_BLOCK=power_of_two(gru),
+        WIDTH=pool_rows.shape[1],
+        WIDTH_BLOCK=power_of_two(pool_rows.shape[1]),
+        BATCH=padded,
+        PER=per,
+        UNITS=power_of_two(-(-gru // launch.programs)),
+        HIDDEN=power_of_two(-(-correction // launch.programs)),
+        ROWS=rows,
+        CHUNK=min(rows, launch.chunk),
+        PACKED=packed,
+        INDEXED=base.indexed,
+        num_warps=launch.warps,
+        launch_cooperative_grid=launch.programs > 1,
+    )
+
+
+def _run_tiled(
+    weights: ChainWeights,
+    draft_part: Tensor,
+    bonus: Tensor,
+    tokens: Tensor,
+    pool_ids: Tensor,
+    base: PoolBase,
+    prefix: int,
+    launch: TiledLaunch,
+) -> None:
+    batch, pool = pool_ids.shape
+    steps = tokens.shape[1]
+    gru, correction = weights.gru_state.shape[1], weights.correction_out.shape[1]
+    pool_rows, packed = weights.pool_rows()
+    device = tokens.device
+    words = torch.zeros(steps * batch + 1, dtype=torch.int64, device=device)
+    scratch = torch.empty(
+        batch * (steps * gru + 3 * gru + correction), dtype=torch.float32, device=device
+    )
+    states, gates, hidden = scratch.split(
+        [steps * batch * gru, batch * 3 * gru, batch * correction]
+    )
+    chain_tiled[(launch.programs,)](
+        weights.table,
+        weights.gru_state,
+        weights.state_half,
+        pool_rows,
+        draft_part,
+        bonus,
+        tokens,
+        pool_ids,
+        base.logits,
+        states,
+        gates,
+        hidden,
+        words[1:],
+        words[:1].view(torch.int32),
+        batch,
+        pool,
+        steps,
+        prefix,
+        base.logits.stride(0),
+        base.logits.stride(1),
+        launch.skip,
+        G=gru,
+        E=correction,
+        WIDTH=pool_rows.shape[1],
+        WIDTH_BLOCK=power_of_two(pool_rows.shape[1]),
+        PROGRAMS=launch.programs,
+        CELL_REQUESTS=launch.cell_requests,
+        CELL_UNITS=launch.cell_units,
+        HIDDEN_M=launch.hidden_requests,
+        HIDDEN_ROWS=launch.hidden_rows,
+        HIDDEN_BLOCK=launch.hidden_block,
+        M=launch.requests,
+        GATE_ROWS=launch.gate_rows,
+        BLOCK=launch.block,
+        STAGES=launch.stages,
+        POOL_ROWS=launch.pool_rows,
+        INDEXED=base.indexed,
+        # Triton's interpreter, the only one to run this off a GPU, has no BF16 product.
+        SPLIT=weights.gru_state.dtype == torch.bfloat16 and tokens.is_cuda,
+        PACKED=packed,
+        num_warps=launch.warps,
+        launch_cooperative_grid=launch.programs > 1,
+    )
+
+
+def fits(head: DominoHead, pool: int) -> str:
+    """Why the fused chain can't take a head, or an empty string where it can."""
+    if head.dtype == torch.float64:
+        return "FP64 weights"
+    if head.vocab_size > MAX_VOCAB:
+        return f"a vocabulary of more than {MAX_VOCAB} ids"
+    if pool == 0:
+        return "no candidate pool (K = 0)"
+    return ""
