@@ -46,5 +46,5 @@ def test_the_gate_table_is_shared_and_the_first_rollout_unchanged() -> None:
 def test_settings_are_held_to_the_same_rules(pool_size: int, exchange: str) -> None:
     case = exact_case(4, V, batch=1, steps=2)
     made = case.rollout(VocabShard.deal(V, 1, 0), SingleRank())
-    with pytest.raises(Refused, match="pool_size|exchange"):
+    with pytest.raises(Refused, match=r"pool_size|exchange"):
         made.with_settings(pool_size, exchange)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -142,5 +143,5 @@ def rollout(
 def _check_folder(option: str, path: Path) -> None:
     from knockon.errors import Refused
 
-    if path.is_dir() or not path.parent.is_dir():
-        raise Refused(option, str(path), "a file in a folder that exists")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise Refused(option, str(path), "a file in a folder that exists and can be written to")

@@ -26,9 +26,10 @@ from knockon.rollout import DominoRollout
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank holds, in bytes."""
+    """What a rank computes on and with, and what it holds, in bytes."""
 
     device: str
+    collectives_by: str
     weight_bytes: int
     gate_table_bytes: int
 
@@ -91,6 +92,7 @@ class RolloutRank:
         on_gpu = self.device.type == "cuda"
         return RankFacts(
             device=torch.cuda.get_device_name(self.device) if on_gpu else "CPU",
+            collectives_by=_carrier(self._group.inner, on_gpu),
             weight_bytes=sum(t.numel() * t.element_size() for t in tensors),
             gate_table_bytes=self._rollout.gate_table_bytes,
         )
@@ -176,6 +178,14 @@ class RolloutRank:
         self._group.inner.all_reduce(torch.zeros(1, device=self.device))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _carrier(group: Group, on_gpu: bool) -> str:
+    if isinstance(group, OneRankOf):
+        return "local copies of the same size"
+    if group.size == 1:
+        return "nothing to exchange"
+    return "NCCL " + ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else "gloo"
 
 
 def spawned_rank(

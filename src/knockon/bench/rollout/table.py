@@ -11,6 +11,8 @@ from knockon.bench.rollout.variants import BASE, STAGES
 
 def print_tables(report: RolloutReport, console: Console) -> None:
     """Print the times, the gains, and what was checked and held."""
+    console.print(report.title)
+    console.print(report.method)
     console.print(times_table(report))
     console.print(gains_table(report))
     console.print(cost_table(report))
@@ -25,12 +27,12 @@ def print_tables(report: RolloutReport, console: Console) -> None:
 
 def times_table(report: RolloutReport) -> Table:
     """Milliseconds a block: a row a batch size, a column a variant."""
-    table = Table(title=f"{report.title}\n{report.method}", title_justify="left")
+    table = Table(title="Milliseconds a block", title_justify="left")
     table.add_column("batch", justify="right")
     pool = report.settings.pool_size
     for variant in report.settings.variants:
         meaning = {BASE: "", "A": ": K=0", "B": f": K={pool}, full", "C": f": K={pool}, compact"}
-        table.add_column(f"{variant.label}{meaning[variant.stage]}, ms", justify="right")
+        table.add_column(f"{variant.label}{meaning[variant.stage]}", justify="right")
     for batch in report.settings.batches:
         row = [f"{found.ms:.3f}" for found in report.measurements if found.batch == batch]
         table.add_row(str(batch), *row)
