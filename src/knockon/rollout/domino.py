@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -25,7 +26,12 @@ from knockon.rollout.gates import (
 from knockon.rollout.head import DominoHead
 from knockon.rollout.layout import VocabLayout, agree
 from knockon.rollout.recurrence import Recurrence
-from knockon.rollout.validation import LMHeadLike, holds_whole_embedding, refuse_inputs
+from knockon.rollout.validation import (
+    LMHeadLike,
+    holds_whole_embedding,
+    refuse_inputs,
+    refuse_settings,
+)
 
 
 class DominoRollout:
@@ -97,16 +103,10 @@ class DominoRollout:
         self.head = head
         self.shard = shard
         self.group = group
-        self.exchange = exchange
-        self.pool_size = pool_size if pool_size < shard.vocab_size else 0
-        self.exchange_taken: Exchange | None = None
-        self.nan_rows = torch.zeros((), dtype=torch.int64, device=head.device)
         self.layout = VocabLayout(shards, head.device)
         self._logits = _as_callable(lm_head)
         self._recurrence = Recurrence(head)
-        self._correction_out = head.correction_out
-        if self.pool_size == 0:
-            self._correction_out = head.correction_out.to(head.compute_dtype)
+        self._settle(pool_size, exchange)
         self._gates: TabulatedGates | ComputedGates
         if tabulated:
             first = shard.start if whole else 0
@@ -117,6 +117,29 @@ class DominoRollout:
         else:
             self._gates = ComputedGates(head, embedding)
         self.gate_table_bytes = table_bytes if tabulated else 0
+
+    def _settle(self, pool_size: int, exchange: str) -> None:
+        head = self.head
+        self.exchange = exchange
+        self.pool_size = pool_size if pool_size < self.shard.vocab_size else 0
+        self.exchange_taken: Exchange | None = None
+        self.nan_rows = torch.zeros((), dtype=torch.int64, device=head.device)
+        self._correction_out = head.correction_out
+        if self.pool_size == 0:
+            self._correction_out = head.correction_out.to(head.compute_dtype)
+
+    def with_settings(self, pool_size: int, exchange: str = "auto") -> DominoRollout:
+        """The same head with another pool and exchange; weights and gate table are shared.
+
+        It takes no collective; every rank asks for the same.
+
+        Raises:
+            Refused: ``pool_size < 0``, or an unknown exchange.
+        """
+        refuse_settings(pool_size, exchange)
+        other = copy.copy(self)
+        other._settle(pool_size, exchange)
+        return other
 
     @torch.no_grad()
     def __call__(

@@ -42,10 +42,7 @@ def refuse_inputs(
             f"vocab_size = {shard.vocab_size}",
             "Added vocabulary is not supported",
         )
-    if pool_size < 0:
-        raise Refused("pool_size", pool_size, "0 for the whole vocabulary, or more")
-    if exchange not in EXCHANGES:
-        raise Refused("exchange", exchange, f"one of {EXCHANGES}")
+    refuse_settings(pool_size, exchange)
     _refuse_matrix("embedding", embedding, head)
     if isinstance(lm_head, Tensor):
         _refuse_matrix("lm_head", lm_head, head)
@@ -53,6 +50,18 @@ def refuse_inputs(
             raise Refused("lm_head rows", lm_head.shape[0], f"num_padded = {shard.num_padded}")
     elif not callable(lm_head):
         raise Refused("lm_head", type(lm_head).__name__, "a tensor or a callable")
+
+
+def refuse_settings(pool_size: int, exchange: str) -> None:
+    """Check what may differ between rollouts that share one head.
+
+    Raises:
+        Refused: ``pool_size < 0``, or an unknown exchange.
+    """
+    if pool_size < 0:
+        raise Refused("pool_size", pool_size, "0 for the whole vocabulary, or more")
+    if exchange not in EXCHANGES:
+        raise Refused("exchange", exchange, f"one of {EXCHANGES}")
 
 
 def holds_whole_embedding(embedding: Tensor, shard: VocabShard, sharded: bool | None) -> bool:

@@ -1,0 +1,147 @@
+"""``knockon bench``: measurements that anyone can repeat."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Measure parts of Knockon on this machine.", no_args_is_help=True)
+
+
+@app.callback()
+def root() -> None:
+    """Keeps `rollout` a command of its own beside those to come."""
+
+
+@app.command("rollout")
+def rollout(
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            help="qwen3.6-27b, qwen3-8b, qwen3.5-4b, tiny, or the path of a Domino drafter's "
+            "config.json.",
+            show_default="qwen3.6-27b on CUDA, tiny on a CPU",
+        ),
+    ] = None,
+    tp_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Ranks, one process each: a GPU each (NCCL), or on the CPU (gloo). Under torchrun "
+            "its ranks are used.",
+            show_default="1, or torchrun's",
+        ),
+    ] = None,
+    one_rank_of: Annotated[
+        int | None,
+        typer.Option(
+            help="Time one rank's work of that many in one process, each collective replaced by a "
+            "local copy of the same size. Tokens are then not meaningful.",
+        ),
+    ] = None,
+    batches: Annotated[str, typer.Option(help="Requests in a block.")] = "1,8,64",
+    stages: Annotated[
+        str,
+        typer.Option(
+            help="base: packing and the LM head alone. A: K = 0. B: pool of K, full gather. "
+            "C: pool of K, compact exchange.",
+        ),
+    ] = "base,A,B,C",
+    implementation: Annotated[
+        str, typer.Option(help="plain: PyTorch operators. Several with commas between.")
+    ] = "plain",
+    pool_size: Annotated[int, typer.Option(help="K, the candidate pool of B and C.")] = 2048,
+    steps: Annotated[
+        int | None, typer.Option(help="Proposals a block.", show_default="block size - 1")
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="auto (bfloat16 on CUDA, float32 on a CPU), bfloat16, float16, float32, float64."
+        ),
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Rounds; the median is shown.", show_default="5 on CUDA, 3 on a CPU"),
+    ] = None,
+    replays: Annotated[
+        int | None,
+        typer.Option(
+            help="Blocks in a row per round; their mean counts.",
+            show_default="100 on CUDA, 5 on a CPU",
+        ),
+    ] = None,
+    check_proposals: Annotated[
+        int,
+        typer.Option(
+            help="Proposal ids to compare at least, over all batches, before timing: graph and "
+            "eager, every rank, B and C."
+        ),
+    ] = 1095,
+    seed: Annotated[int, typer.Option(help="Fixes weights and inputs.")] = 0,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write every number to this file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw a bar chart: .png, .svg or .pdf. Needs matplotlib.")
+    ] = None,
+) -> None:
+    """Time the tensor-parallel Domino rollout, stage by stage, on random weights.
+
+    It measures what lies between the drafted block and the proposals: step-major packing, the LM
+    head, the exchange between ranks, candidates, correction and GRU. Drafting itself and the
+    target's verification are not part of it. On CUDA whole blocks are replayed as graphs.
+    """
+    from rich.console import Console
+
+    from knockon.bench.rollout.plot import check_plot, write_plot
+    from knockon.bench.rollout.ranks import decide_tp_size, is_first_rank, ranks_for
+    from knockon.bench.rollout.run import measure
+    from knockon.bench.rollout.settings import parse_batches, parse_names, settle
+    from knockon.bench.rollout.table import print_tables
+
+    settings = settle(
+        shape=shape,
+        device=device,
+        dtype=dtype,
+        tp_size=decide_tp_size(tp_size, one_rank_of),
+        one_rank_of=one_rank_of,
+        batches=parse_batches(batches),
+        stages=parse_names(stages),
+        implementations=parse_names(implementation),
+        pool_size=pool_size,
+        steps=steps,
+        rounds=rounds,
+        replays=replays,
+        check_proposals=check_proposals,
+        seed=seed,
+    )
+    for option, path in (("json", as_json), ("plot", plot)):
+        if path is not None:
+            _check_folder(option, path)
+    if plot is not None:
+        check_plot(plot)
+    first = is_first_rank()
+    log = Console(stderr=True, quiet=not first, highlight=False)
+    with log.status("making weights") as status, ranks_for(settings) as ranks:
+        report = measure(settings, ranks, doing=status.update, done=log.print)
+    if not first:
+        return
+    # Into a file or a pipe, tables keep their full width.
+    print_tables(report, Console(highlight=False, width=None if sys.stdout.isatty() else 140))
+    if as_json is not None:
+        as_json.write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n")
+    if plot is not None:
+        write_plot(report, plot)
+
+
+def _check_folder(option: str, path: Path) -> None:
+    from knockon.errors import Refused
+
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise Refused(option, str(path), "a file in a folder that exists and can be written to")

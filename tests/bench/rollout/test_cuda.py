@@ -1,0 +1,52 @@
+"""The benchmark on GPUs: captured blocks replay what eager ones propose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from knockon.bench.rollout.checks import B_IS_C, GRAPH_IS_EAGER, RANKS_AGREE
+from knockon.bench.rollout.ranks import ranks_for
+from knockon.bench.rollout.replay import Graphed, mean_ms
+from knockon.bench.rollout.report import RolloutReport
+from knockon.bench.rollout.run import measure
+from knockon.bench.rollout.settings import settle
+
+pytestmark = pytest.mark.gpu
+
+
+def run(**options: object) -> RolloutReport:
+    settings = settle(shape="tiny", device="cuda", rounds=2, replays=3, **options)
+    with ranks_for(settings) as ranks:
+        return measure(settings, ranks)
+
+
+def test_a_replay_reads_what_the_buffers_hold_now():
+    x = torch.zeros(8, device="cuda")
+    run = Graphed(lambda: x * 2)
+    for value in (1.0, 5.0):
+        x.fill_(value)
+        assert torch.equal(run(), torch.full((8,), 2 * value, device="cuda"))
+    assert mean_ms(run, 10, x.device) > 0
+
+
+def test_graphs_of_every_stage_propose_as_eager_calls():
+    report = run(batches=(1, 8, 64))
+    assert report.checked[GRAPH_IS_EAGER] == 3 * report.checked[B_IS_C]
+    assert report.checked[B_IS_C] >= 1095
+    assert all(m.extra_bytes > 0 and m.ms > 0 for m in report.measurements)
+    assert "CUDA graph replays" in report.method and "CPU" not in report.title
+
+
+def test_one_rank_of_two_captures_its_local_copies():
+    report = run(batches=(1, 8), one_rank_of=2)
+    assert [sum(m.collectives.values()) for m in report.measurements] == [0, 1, 1, 2] * 2
+    assert report.checked[GRAPH_IS_EAGER] >= 3 * 1095
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_ranks_on_gpus_agree_and_capture_their_collectives():
+    report = run(batches=(1, 8, 64), tp_size=2)
+    assert report.checked[B_IS_C] >= 1095
+    assert report.checked[RANKS_AGREE] == 3 * report.checked[B_IS_C]
+    assert report.facts.collectives_by.startswith("NCCL")
