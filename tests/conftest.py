@@ -8,6 +8,12 @@ from pathlib import Path
 # Before torch is imported anywhere: several test processes share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch
+
+# Before Triton is imported anywhere: without a device its kernels run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import pytest
 from hypothesis import settings
 
@@ -23,10 +29,6 @@ settings.load_profile("knockon")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if not gpu_items:
-        return
-    import torch
-
     if not torch.cuda.is_available():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,1 +1,1 @@
-"""Fused GPU kernels of the rollout, each beside the plain PyTorch twin that it must equal."""
+"""The rollout in a handful of Triton kernels, each beside the plain PyTorch twin it must equal."""

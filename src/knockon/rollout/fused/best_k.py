@@ -1,0 +1,55 @@
+"""The merge of the ranks' offers to one pool."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from knockon.rollout.fused.backend import runs_on
+from knockon.rollout.fused.best_kernels import choose_best
+from knockon.rollout.fused.keys import SENTINEL
+from knockon.rollout.fused.select_launch import best_launch
+from knockon.rollout.fused.select_plain import best_k_plain
+
+
+def best_k(keys: Tensor, ids: Tensor, k: int) -> Tensor:
+    """The ids of the ``k`` best keys of each request, equal keys to the lowest id.
+
+    Args:
+        keys: ``[B, M]`` int32, contiguous; sentinels (:data:`~knockon.rollout.fused.keys.SENTINEL`)
+            anywhere, at least ``k`` others.
+        ids: ``[B, M]`` int32, contiguous, ascending along each row, sentinels apart: offers of
+            ranks in rank order are.
+        k: 1 to ``M``.
+
+    Returns:
+        ``[B, k]`` int32, ascending.
+    """
+    return best_k_kernel(keys, ids, k) if runs_on(keys) else best_k_plain(keys, ids, k)
+
+
+def best_k_kernel(keys: Tensor, ids: Tensor, k: int) -> Tensor:
+    """:func:`best_k` by the kernel, on a GPU or in Triton's interpreter."""
+    return launch_best_k(keys, ids, k, *best_launch(keys.shape[1]))
+
+
+def launch_best_k(keys: Tensor, ids: Tensor, k: int, tile: int, warps: int) -> Tensor:
+    """:func:`best_k_kernel` with launch settings of the caller's."""
+    batch, entries = keys.shape
+    out = ids.new_empty((batch, k))
+    choose_best[(batch,)](
+        keys,
+        ids,
+        keys,
+        out,
+        out,
+        k,
+        entries,
+        0,
+        PADDING=SENTINEL,
+        PARTS=1,
+        COUNTED=False,
+        WITH_KEYS=False,
+        TILE=tile,
+        num_warps=warps,
+    )
+    return out
