@@ -1,6 +1,6 @@
 """Check the chain kernels on a GPU against FP64, then time each launch: a tuning aid.
 
-    python benchmarks/chain_kernel.py --json chain.json
+python benchmarks/chain_kernel.py --json chain.json
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from knockon.rollout.candidates import gather_full, pool_of_gathered, prefix_tok
 from knockon.rollout.compact import exchange_compact
 from knockon.rollout.correction import Correction, PoolOnly, WholeVocabulary
 from knockon.rollout.exchange import EXCHANGES, Exchange, choose_exchange
+from knockon.rollout.fused.block import FusedBlock
+from knockon.rollout.fused.choose import choose_implementation
 from knockon.rollout.gates import (
     ComputedGates,
     GateTableChoice,
@@ -52,8 +54,12 @@ class DominoRollout:
         sharded_embedding: whether ``embedding`` is only this rank's shard; by default its number of
             rows tells, which is refused where ``num_padded`` is ``V`` itself.
         shards: every rank's shard, where the caller knows them; else the ranks tell each other.
+        implementation: ``"auto"``, ``"plain"`` (PyTorch) or ``"fused"`` (Triton kernels); ``auto``
+            takes the kernels where they run and fit.
 
     Attributes:
+        implementation: the one taken, ``"plain"`` or ``"fused"``.
+        why_plain: why ``auto`` did not take the kernels; empty where it did, or was not asked.
         gate_table_bytes: memory of the table, 0 without one.
         nan_rows: int64 scalar on the device; rows of this rank's base logits that held a NaN.
         exchange_taken: the exchange of the latest call, ``None`` before the first.
@@ -75,6 +81,7 @@ class DominoRollout:
         gate_table: GateTableChoice = "auto",
         sharded_embedding: bool | None = None,
         shards: Sequence[VocabShard] | None = None,
+        implementation: str = "auto",
     ) -> None:
         table_bytes = shard.vocab_size * 3 * head.gru_size * head.gru_input.element_size()
         whole = tabulated = False
@@ -106,7 +113,6 @@ class DominoRollout:
         self.layout = VocabLayout(shards, head.device)
         self._logits = _as_callable(lm_head)
         self._recurrence = Recurrence(head)
-        self._settle(pool_size, exchange)
         self._gates: TabulatedGates | ComputedGates
         if tabulated:
             first = shard.start if whole else 0
@@ -117,8 +123,9 @@ class DominoRollout:
         else:
             self._gates = ComputedGates(head, embedding)
         self.gate_table_bytes = table_bytes if tabulated else 0
+        self._settle(pool_size, exchange, implementation)
 
-    def _settle(self, pool_size: int, exchange: str) -> None:
+    def _settle(self, pool_size: int, exchange: str, implementation: str) -> None:
         head = self.head
         self.exchange = exchange
         self.pool_size = pool_size if pool_size < self.shard.vocab_size else 0
@@ -127,8 +134,17 @@ class DominoRollout:
         self._correction_out = head.correction_out
         if self.pool_size == 0:
             self._correction_out = head.correction_out.to(head.compute_dtype)
+        table = self._gates.table if isinstance(self._gates, TabulatedGates) else None
+        self.implementation, self.why_plain = choose_implementation(
+            implementation, head, table is not None, self.pool_size
+        )
+        self._fused: FusedBlock | None = None
+        if self.implementation == "fused" and table is not None:
+            self._fused = FusedBlock(head, table, self.layout, self.group)
 
-    def with_settings(self, pool_size: int, exchange: str = "auto") -> DominoRollout:
+    def with_settings(
+        self, pool_size: int, exchange: str = "auto", implementation: str = "auto"
+    ) -> DominoRollout:
         """The same head with another pool and exchange; weights and gate table are shared.
 
         It takes no collective; every rank asks for the same.
@@ -138,7 +154,7 @@ class DominoRollout:
         """
         refuse_settings(pool_size, exchange)
         other = copy.copy(self)
-        other._settle(pool_size, exchange)
+        other._settle(pool_size, exchange, implementation)
         return other
 
     @torch.no_grad()
@@ -178,10 +194,8 @@ class DominoRollout:
             return bonus.new_empty((batch, steps), dtype=torch.int64)
 
         z = draft_hidden[:, offset : offset + steps].transpose(0, 1)  # [T, B, H], step-major
-        logits = self._logits(z.reshape(steps * batch, hidden_size))
-        local = logits.view(steps, batch, self.shard.num_padded)
-        if self.shard.num_org:
-            self.nan_rows += order.rows_with_nan(local[..., : self.shard.num_org])
+        packed = z.reshape(steps * batch, hidden_size)
+        local = self._logits(packed).view(steps, batch, self.shard.num_padded)
 
         if in_graph is None:
             in_graph = local.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -193,6 +207,12 @@ class DominoRollout:
             ranks=self.group.size,
             requested=self.exchange,
         )
+        if self._fused is not None:
+            return self._fused.propose(
+                packed, local, bonus, self.pool_size, self.exchange_taken, self.nan_rows
+            )
+        if self.shard.num_org:
+            self.nan_rows += order.rows_with_nan(local[..., : self.shard.num_org])
         tokens, correction = self._exchange(local)
         if correction is not None:
             tokens = self._chain(z, bonus, tokens, correction)

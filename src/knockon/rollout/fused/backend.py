@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +23,11 @@ def jit(function: Any) -> Any:
 def runs_on(tensor: Tensor) -> bool:
     """Whether kernels can be launched on the device of ``tensor``."""
     return triton is not None and tensor.is_cuda
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on any device."""
+    return triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def power_of_two(n: int) -> int:

@@ -8,10 +8,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from knockon.rollout.fused.chain_pieces import MAX_VOCAB
+from knockon.rollout.fused.backend import power_of_two
 from knockon.rollout.fused.chain_resident_kernel import chain_resident
 from knockon.rollout.fused.chain_tiled_kernel import chain_tiled
-from knockon.rollout.fused.triton_jit import power_of_two
 from knockon.rollout.head import DominoHead
 
 
@@ -21,20 +20,18 @@ class ChainWeights:
 
     Attributes:
         table: input gates of every id ``[V, 3G]``.
-        gru_state: ``W_hh [3G, G]``.
-        state_half: the columns of ``W1`` that read the state, ``[E, G]``.
+        stacked: ``W_hh`` and, below it, the columns of ``W1`` that read the state ``[3G + E, G]``.
         correction_out: ``W2 [V, E]``.
     """
 
     table: Tensor
-    gru_state: Tensor
-    state_half: Tensor
+    stacked: Tensor
     correction_out: Tensor
 
     @staticmethod
     def of(head: DominoHead, table: Tensor) -> ChainWeights:
-        state_half = head.correction_in[:, head.hidden_size :].contiguous()
-        return ChainWeights(table, head.gru_state, state_half, head.correction_out)
+        state_half = head.correction_in[:, head.hidden_size :]
+        return ChainWeights(table, torch.cat((head.gru_state, state_half)), head.correction_out)
 
     def pool_rows(self) -> tuple[Tensor, bool]:
         """``W2`` as the kernels read it, and whether two BF16 weights share an int32."""
@@ -74,16 +71,9 @@ class TiledLaunch:
     programs: int
     warps: int
     requests: int
-    gate_rows: int
     block: int
     stages: int
     pool_rows: int
-    cell_requests: int
-    skip: int
-    cell_units: int = 64
-    hidden_requests: int = 16
-    hidden_rows: int = 16
-    hidden_block: int = 256
 
 
 @lru_cache
@@ -96,21 +86,11 @@ def processors(device: torch.device) -> int:
 
 def choose_launch(batch: int, pool: int, sms: int) -> ResidentLaunch | TiledLaunch:
     """Which kernel takes a batch, and how: from sizes and the device alone, never from timings."""
-    if batch <= 8:
-        programs = max(power_of_two(batch), power_of_two(sms + 1) // 2)
+    programs = power_of_two(sms + 1) // 2
+    if batch <= 2:
         return ResidentLaunch(programs, 8, chunk=32)
     requests = min(64, max(16, power_of_two(batch)))
-    return TiledLaunch(
-        programs=sms,
-        warps=8,
-        requests=requests,
-        gate_rows=32,
-        block=128,
-        stages=3,
-        pool_rows=64,
-        cell_requests=8,
-        skip=4,
-    )
+    return TiledLaunch(programs, 8, requests, block=64, stages=4, pool_rows=64)
 
 
 def run_chain(
@@ -135,10 +115,21 @@ def run_chain(
         launch: by default :func:`choose_launch`'s.
     """
     batch, pool = pool_ids.shape
-    device = tokens.device
-    launch = launch or choose_launch(batch, pool, processors(device))
+    launch = launch or choose_launch(batch, pool, processors(tokens.device))
     run = _run_resident if isinstance(launch, ResidentLaunch) else _run_tiled
-    run(weights, draft_part, bonus, tokens, pool_ids, base, prefix, launch)  # type: ignore[arg-type]
+    # Each request of a launch has a program of its own at least.
+    for first in range(0, batch, launch.programs):
+        some = slice(first, first + launch.programs)
+        run(  # type: ignore[operator]
+            weights,
+            draft_part[:, some].contiguous(),
+            bonus[some],
+            tokens[some],
+            pool_ids[some],
+            PoolBase(base.logits[:, some], base.indexed),
+            prefix,
+            launch,
+        )
 
 
 def _run_resident(
@@ -153,24 +144,20 @@ def _run_resident(
 ) -> None:
     batch, pool = pool_ids.shape
     steps = tokens.shape[1]
-    gru, correction = weights.gru_state.shape[1], weights.correction_out.shape[1]
+    gru, correction = weights.table.shape[1] // 3, weights.correction_out.shape[1]
     pool_rows, packed = weights.pool_rows()
     padded = power_of_two(batch)
     per = launch.programs // padded
     rows = power_of_two(-(-pool // per))
-    boxes = torch.zeros(
-        steps * (batch * gru + batch * correction + launch.programs),
-        dtype=torch.int64,
-        device=tokens.device,
-    )
-    state_box, hidden_box, best_box = boxes.split(
-        [steps * batch * gru, steps * batch * correction, steps * launch.programs]
-    )
+    threads = 32 * launch.warps
+    columns = max(threads, power_of_two(correction))
+    sizes = [steps * batch * gru, steps * batch * correction, steps * launch.programs]
+    boxes = torch.zeros(sum(sizes), dtype=torch.int64, device=tokens.device)
+    state_box, hidden_box, best_box = boxes.split(sizes)
     st_gates = torch.empty(batch * 3 * gru, dtype=torch.float32, device=tokens.device)
     chain_resident[(launch.programs,)](
         weights.table,
-        weights.gru_state,
-        weights.state_half,
+        weights.stacked,
         pool_rows,
         draft_part,
         bonus,
@@ -189,17 +176,19 @@ def _run_resident(
         base.logits.stride(1),
         G=gru,
         E=correction,
-        G_BLOCK=power_of_two(gru),
+        G_BLOCK=max(threads, power_of_two(gru)),
+        E_BLOCK=columns,
         WIDTH=pool_rows.shape[1],
-        WIDTH_BLOCK=power_of_two(pool_rows.shape[1]),
+        WIDTH_BLOCK=columns // 2 if packed else columns,
         BATCH=padded,
         PER=per,
+        PER_BLOCK=max(per, threads // padded),
         UNITS=power_of_two(-(-gru // launch.programs)),
         HIDDEN=power_of_two(-(-correction // launch.programs)),
         ROWS=rows,
         CHUNK=min(rows, launch.chunk),
-        PACKED=packed,
         INDEXED=base.indexed,
+        PACKED=packed,
         num_warps=launch.warps,
         launch_cooperative_grid=launch.programs > 1,
     )
@@ -217,20 +206,21 @@ def _run_tiled(
 ) -> None:
     batch, pool = pool_ids.shape
     steps = tokens.shape[1]
-    gru, correction = weights.gru_state.shape[1], weights.correction_out.shape[1]
+    gru, correction = weights.table.shape[1] // 3, weights.correction_out.shape[1]
     pool_rows, packed = weights.pool_rows()
-    device = tokens.device
-    words = torch.zeros(steps * batch + 1, dtype=torch.int64, device=device)
-    scratch = torch.empty(
-        batch * (steps * gru + 3 * gru + correction), dtype=torch.float32, device=device
-    )
-    states, gates, hidden = scratch.split(
-        [steps * batch * gru, batch * 3 * gru, batch * correction]
-    )
+    per = launch.programs // power_of_two(batch)
+    units = power_of_two(-(-gru // launch.programs))
+    hidden_units = power_of_two(-(-correction // launch.programs))
+    columns = max(16, power_of_two(3 * units + hidden_units))
+    share = -(-pool // per)
+    tile = min(launch.pool_rows, power_of_two(share))
+    words = torch.zeros(steps * batch + 1, dtype=torch.int64, device=tokens.device)
+    sizes = [steps * batch * gru, launch.programs * batch * columns, batch * correction]
+    scratch = torch.empty(sum(sizes), dtype=torch.float32, device=tokens.device)
+    states, own_gates, hidden = scratch.split(sizes)
     chain_tiled[(launch.programs,)](
         weights.table,
-        weights.gru_state,
-        weights.state_half,
+        weights.stacked,
         pool_rows,
         draft_part,
         bonus,
@@ -238,7 +228,7 @@ def _run_tiled(
         pool_ids,
         base.logits,
         states,
-        gates,
+        own_gates,
         hidden,
         words[1:],
         words[:1].view(torch.int32),
@@ -248,37 +238,24 @@ def _run_tiled(
         prefix,
         base.logits.stride(0),
         base.logits.stride(1),
-        launch.skip,
         G=gru,
         E=correction,
         WIDTH=pool_rows.shape[1],
         WIDTH_BLOCK=power_of_two(pool_rows.shape[1]),
         PROGRAMS=launch.programs,
-        CELL_REQUESTS=launch.cell_requests,
-        CELL_UNITS=launch.cell_units,
-        HIDDEN_M=launch.hidden_requests,
-        HIDDEN_ROWS=launch.hidden_rows,
-        HIDDEN_BLOCK=launch.hidden_block,
+        PER=per,
+        UNITS=units,
+        HIDDEN=hidden_units,
         M=launch.requests,
-        GATE_ROWS=launch.gate_rows,
+        N=columns,
         BLOCK=launch.block,
         STAGES=launch.stages,
-        POOL_ROWS=launch.pool_rows,
+        POOL_ROWS=tile,
+        TURNS=-(-share // tile),
         INDEXED=base.indexed,
         # Triton's interpreter, the only one to run this off a GPU, has no BF16 product.
-        SPLIT=weights.gru_state.dtype == torch.bfloat16 and tokens.is_cuda,
+        SPLIT=weights.stacked.dtype == torch.bfloat16 and tokens.is_cuda,
         PACKED=packed,
         num_warps=launch.warps,
         launch_cooperative_grid=launch.programs > 1,
     )
-
-
-def fits(head: DominoHead, pool: int) -> str:
-    """Why the fused chain can't take a head, or an empty string where it can."""
-    if head.dtype == torch.float64:
-        return "FP64 weights"
-    if head.vocab_size > MAX_VOCAB:
-        return f"a vocabulary of more than {MAX_VOCAB} ids"
-    if pool == 0:
-        return "no candidate pool (K = 0)"
-    return ""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from knockon.rollout.fused.triton_jit import jit, tl
+from knockon.rollout.fused.backend import jit, tl
 
 ID_BITS = 24  # an id's room in a packed sum
 MAX_VOCAB = 1 << ID_BITS

@@ -27,7 +27,8 @@ def run_chain_plain(
         order_of = pool_ids.long().argsort(-1)
         logits = base.logits.gather(-1, order_of.expand(len(draft_part), -1, -1))
     rows = weights.correction_out[ids].float()  # [B, K, E]
-    w_state, w_hidden = weights.gru_state.float(), weights.state_half.float()
+    gru = weights.table.shape[1] // 3
+    w_state, w_hidden = weights.stacked.float().split([3 * gru, len(weights.stacked) - 3 * gru])
     state = draft_part.new_zeros((len(bonus), w_state.shape[1]))
     token = bonus
     for j in range(tokens.shape[1]):

@@ -6,6 +6,10 @@ activations, best sums) travels as 64-bit words that carry a tag beside the valu
 polls the data itself: one trip through L2 where a barrier would take three.
 
 All programs must be on the device at once (cooperative launch), and the boxes must be zero.
+
+What is polled must not be held by two threads: one could see a word that the other does not yet,
+and only one of them is asked whether it is there. So polled tiles have an element for every
+thread at least, padded where need be.
 """
 
 # Kernel signatures are Triton's, not Python's.
@@ -13,8 +17,8 @@ All programs must be on the device at once (cooperative launch), and the boxes m
 
 from __future__ import annotations
 
+from knockon.rollout.fused.backend import jit, tl
 from knockon.rollout.fused.chain_pieces import gru_cell, pack, pool_sums, silu, unpack_id
-from knockon.rollout.fused.triton_jit import jit, tl
 
 
 @jit
@@ -31,8 +35,7 @@ def _value(word):
 @jit
 def chain_resident(
     table,  # [V, 3G]
-    gru_state,  # [3G, G]
-    state_half,  # [E, G], the columns of W1 that read the state
+    stacked,  # [3G + E, G]: W_hh, then the columns of W1 that read the state
     correction_out,  # [V, E]; [V, E / 2] int32 where PACKED
     draft_part,  # [T - p, B, E] FP32
     bonus,  # [B] int64
@@ -51,11 +54,13 @@ def chain_resident(
     base_row,
     G: tl.constexpr,
     E: tl.constexpr,
-    G_BLOCK: tl.constexpr,
+    G_BLOCK: tl.constexpr,  # G and E, padded to the number of threads at least
+    E_BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,  # of a row of correction_out
-    WIDTH_BLOCK: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr,  # E_BLOCK, or half of it where PACKED
     BATCH: tl.constexpr,  # batch, as a power of two
     PER: tl.constexpr,  # programs for each request's pool; the grid is BATCH * PER
+    PER_BLOCK: tl.constexpr,  # so that BATCH * PER_BLOCK is the number of threads at least
     UNITS: tl.constexpr,  # GRU units of a program
     HIDDEN: tl.constexpr,  # correction units of a program
     ROWS: tl.constexpr,  # pool rows of a program, taken CHUNK at a time
@@ -68,7 +73,7 @@ def chain_resident(
     g_in = g < G
     unit = pid * UNITS + tl.arange(0, UNITS)
     unit_in = unit < G
-    weights = gru_state + unit[:, None] * G + g[None, :]
+    weights = stacked + unit[:, None] * G + g[None, :]
     inside = unit_in[:, None] & g_in[None, :]
     w_reset = tl.load(weights, mask=inside, other=0.0)
     w_update = tl.load(weights + G * G, mask=inside, other=0.0)
@@ -76,14 +81,14 @@ def chain_resident(
     out = pid * HIDDEN + tl.arange(0, HIDDEN)
     out_in = out < E
     w_hidden = tl.load(
-        state_half + out[:, None] * G + g[None, :],
+        stacked + (3 * G + out[:, None]) * G + g[None, :],
         mask=out_in[:, None] & g_in[None, :],
         other=0.0,
     )
 
     e = tl.arange(0, WIDTH_BLOCK)
     e_in = e < WIDTH
-    PAIR: tl.constexpr = 2 if PACKED else 1
+    column = tl.arange(0, E_BLOCK)
     own = pid // PER  # the request whose pool this program scores
     wide_step = tl.zeros([], tl.int64) + base_step
     k = (pid % PER) * ROWS + tl.arange(0, CHUNK)
@@ -100,7 +105,7 @@ def chain_resident(
     mine = b_in[:, None] & unit_in[None, :]
     state = tl.zeros([BATCH, UNITS], tl.float32)
     own_gates = st_gates + b[:, None] * (3 * G) + unit[None, :]
-    per = tl.arange(0, PER)
+    per = tl.arange(0, PER_BLOCK)
 
     for j in range(0, steps):
         tl.debug_barrier()  # the gates were stored by other threads of this program
@@ -155,14 +160,16 @@ def chain_resident(
 
         if j >= prefix:
             if own < batch:
-                at = hidden_box + (j * batch + own) * E + PAIR * e
-                word_even = tl.load(at, mask=e_in, other=1 << 32, volatile=True)
-                word_odd = tl.load(at + PAIR - 1, mask=e_in, other=1 << 32, volatile=True)
-                while tl.min(((word_even & word_odd) >> 32).to(tl.int32), 0) == 0:
-                    word_even = tl.load(at, mask=e_in, other=1 << 32, volatile=True)
-                    word_odd = tl.load(at + PAIR - 1, mask=e_in, other=1 << 32, volatile=True)
-                even = tl.where(e_in, _value(word_even), 0.0)
-                odd = tl.where(e_in, _value(word_odd), 0.0)
+                at = hidden_box + (j * batch + own) * E + column
+                heard = tl.load(at, mask=column < E, other=1 << 32, volatile=True)
+                while tl.min((heard >> 32).to(tl.int32), 0) == 0:
+                    heard = tl.load(at, mask=column < E, other=1 << 32, volatile=True)
+                acts = tl.where(column < E, _value(heard), 0.0)
+                if PACKED:
+                    even, odd = tl.split(tl.reshape(acts, [E_BLOCK // 2, 2]))
+                else:
+                    even = acts
+                    odd = acts
                 best_here = tl.full([CHUNK], 1, tl.int64)
                 for start in range(0, ROWS, CHUNK):
                     if ROWS > CHUNK:

@@ -1,0 +1,131 @@
+"""A block by the fused kernels: selection, exchange, and the chain."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from knockon.parallel import Group
+from knockon.rollout.candidates import gather_full
+from knockon.rollout.exchange import Exchange
+from knockon.rollout.fused.best_k import best_k
+from knockon.rollout.fused.chain import ChainWeights, PoolBase, run_chain
+from knockon.rollout.fused.pool_base import own_pool_base
+from knockon.rollout.fused.select import select
+from knockon.rollout.head import DominoHead
+from knockon.rollout.layout import VocabLayout
+
+
+class FusedBlock:
+    """What the fused path keeps: the chain's weights and the ``z`` half of ``W1``.
+
+    Args:
+        head: in BF16, FP16 or FP32.
+        table: the tabulated input gates ``[V, 3G]``.
+        layout: every rank's shard.
+        group: the ranks.
+    """
+
+    def __init__(self, head: DominoHead, table: Tensor, layout: VocabLayout, group: Group) -> None:
+        self.weights = ChainWeights.of(head, table)
+        self.draft_half = head.correction_in[:, : head.hidden_size].contiguous()
+        self.prefix_len = head.prefix_len
+        self.layout = layout
+        self.shard = layout.shards[group.rank]
+        self.group = group
+
+    def propose(
+        self,
+        packed: Tensor,
+        local: Tensor,
+        bonus: Tensor,
+        pool_size: int,
+        exchange: Exchange,
+        nan_rows: Tensor,
+    ) -> Tensor:
+        """``[B, T]`` int64.
+
+        Args:
+            packed: the drafted rows, step-major ``[T * B, H]``.
+            local: this rank's base logits ``[T, B, N]``.
+            bonus: ``[B]`` int64.
+            pool_size: ``0 < K < V``.
+            exchange: how base logits cross ranks.
+            nan_rows: as in :func:`~knockon.rollout.fused.select.select`.
+        """
+        steps, batch, _ = local.shape
+        prefix = min(self.prefix_len, steps)
+        tokens = bonus.new_empty((batch, steps))
+        if self.group.size == 1:
+            own = self._select(local, self.shard.rank, prefix, pool_size, nan_rows)
+            tokens[:, :prefix] = own.prefix_ids
+            pool, base = own.pool_ids, PoolBase(local, indexed=True)
+        elif exchange == "compact":
+            pool, base = self._compact(local, tokens, prefix, pool_size, nan_rows)
+        else:
+            pool, base = self._full(local, tokens, prefix, pool_size, nan_rows)
+        if steps > prefix:
+            draft_part = self._from_draft(packed[prefix * batch :]).view(steps - prefix, batch, -1)
+            run_chain(self.weights, draft_part, bonus, tokens, pool, base, prefix)
+        return tokens
+
+    def _select(self, local, rank, prefix, pool_size, nan_rows):  # type: ignore[no-untyped-def]
+        shard = self.layout.shards[rank]
+        return select(local, shard.num_org, shard.start, prefix, pool_size, nan_rows)
+
+    def _compact(
+        self, local: Tensor, tokens: Tensor, prefix: int, pool_size: int, nan_rows: Tensor
+    ) -> tuple[Tensor, PoolBase]:
+        """Two collectives: one gather of offers, one sum of the pool's base logits."""
+        own = self._select(local, self.shard.rank, prefix, pool_size, nan_rows)
+        offers = torch.cat((own.prefix_keys, own.prefix_ids, own.pool_keys, own.pool_ids), dim=1)
+        gathered = offers.new_empty((self.group.size, *offers.shape))
+        self.group.all_gather(gathered, offers)
+        by_request = gathered.transpose(0, 1)  # [B, R, ...]
+        sizes = [prefix, prefix, own.pool_keys.shape[1], own.pool_ids.shape[1]]
+        prefix_keys, prefix_ids, pool_keys, pool_ids = by_request.split(sizes, dim=2)
+        for j in range(prefix):
+            tokens[:, j] = best_k(
+                prefix_keys[:, :, j].contiguous(), prefix_ids[:, :, j].contiguous(), 1
+            )[:, 0]
+        if tokens.shape[1] == prefix:
+            return pool_ids.flatten(1), PoolBase(local, indexed=False)
+        pool = best_k(pool_keys.flatten(1), pool_ids.flatten(1), pool_size)
+        base = own_pool_base(local[prefix:], pool, self.shard.start, self.shard.num_org)
+        self.group.all_reduce(base)  # every other rank adds zeros, so the sum is exact
+        return pool, PoolBase(base, indexed=False)
+
+    def _full(
+        self, local: Tensor, tokens: Tensor, prefix: int, pool_size: int, nan_rows: Tensor
+    ) -> tuple[Tensor, PoolBase]:
+        """One collective: every rank's base logits; each rank then selects from all shards."""
+        gathered = gather_full(local, self.layout, self.group)
+        unused = torch.zeros_like(nan_rows)
+        selected = [
+            self._select(
+                gathered.logits[rank],
+                rank,
+                prefix,
+                pool_size,
+                nan_rows if rank == self.shard.rank else unused,
+            )
+            for rank in range(self.group.size)
+        ]
+        for j in range(prefix):
+            keys = torch.stack([s.prefix_keys[:, j] for s in selected], dim=1)
+            ids = torch.stack([s.prefix_ids[:, j] for s in selected], dim=1)
+            tokens[:, j] = best_k(keys, ids, 1)[:, 0]
+        keys = torch.cat([s.pool_keys for s in selected], dim=1)
+        ids = torch.cat([s.pool_ids for s in selected], dim=1)
+        if tokens.shape[1] == prefix:
+            return ids, PoolBase(local, indexed=False)
+        pool = best_k(keys, ids, pool_size)
+        return pool, PoolBase(gathered.at(pool.long(), prefix), indexed=False)
+
+    def _from_draft(self, rows: Tensor) -> Tensor:
+        """The ``z`` half of ``W1 · [z ; s]``, ``[N, E]`` FP32."""
+        weight = self.draft_half
+        if rows.is_cuda and rows.dtype == weight.dtype and rows.dtype != torch.float32:
+            return torch.mm(rows, weight.t(), out_dtype=torch.float32)
+        return F.linear(rows.float(), weight.float())
