@@ -56,8 +56,7 @@ def weights(generator: torch.Generator) -> ChainWeights:
 
     return ChainWeights(
         normal(V, 3 * G, scale=1.0),
-        normal(3 * G, G, scale=G**-0.5 * 2),
-        normal(E, G, scale=G**-0.5 * 4),
+        normal(3 * G + E, G, scale=G**-0.5 * 2),
         normal(V, E, scale=E**-0.5 * 3),
     )
 
@@ -87,7 +86,7 @@ def margins(w: ChainWeights, x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     rows = w.correction_out[ids].double()
     state = torch.zeros((len(ids), G), dtype=torch.float64, device="cuda")
     token, lag, best_id = x["bonus"], [], []
-    w_hh, w_1 = w.gru_state.double(), w.state_half.double()
+    w_hh, w_1 = w.stacked.double().split([3 * G, E])
     for j in range(T):
         i_r, i_u, i_n = w.table[token].double().chunk(3, -1)
         h_r, h_u, h_n = (state @ w_hh.t()).chunk(3, -1)
@@ -107,26 +106,26 @@ def margins(w: ChainWeights, x: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 def launches(batch: int, sms: int) -> dict[str, ResidentLaunch | TiledLaunch]:
     found: dict[str, ResidentLaunch | TiledLaunch] = {"chosen": choose_launch(batch, K, sms)}
-    if batch <= 16:
-        for warps, chunk in ((8, 32), (8, 16), (16, 32)):
+    if batch <= 4:
+        for warps, chunk in ((8, 32), (8, 16)):
             found[f"resident w{warps} c{chunk}"] = ResidentLaunch(128, warps, chunk)
-    if batch >= 8:
-        m = min(64, max(16, 1 << (batch - 1).bit_length()))
-        base = TiledLaunch(sms, 8, m, 32, 64, 4, 64, 8, 4, hidden_block=64)
-        found["tiled"] = base
-        for name, change in {
-            "p32": {"pool_rows": 32, "skip": 8},
-            "s0": {"skip": 0},
-            "s8": {"skip": 8},
-            "g64": {"gate_rows": 64, "skip": 8},
-            "stages6": {"stages": 6},
-            "k128": {"block": 128, "stages": 3},
-            "h128": {"hidden_block": 128},
-            "h128 k128": {"hidden_block": 128, "block": 128},
-            "c16": {"cell_requests": min(16, m), "cell_units": 32},
-            "2/sm": {"programs": 2 * sms, "warps": 4, "pool_rows": 32, "skip": 4},
-        }.items():
-            found[f"tiled {name}"] = replace(base, **change)
+    m = min(64, max(16, 1 << (batch - 1).bit_length()))
+    base = TiledLaunch(128, 8, m, 64, 4, 64)
+    found["tiled"] = base
+    for name, change in {
+        "p32": {"pool_rows": 32},
+        "p128": {"pool_rows": 128},
+        "s3": {"stages": 3},
+        "s6": {"stages": 6},
+        "k128": {"block": 128, "stages": 3},
+        "k32": {"block": 32, "stages": 6},
+        "w4": {"warps": 4, "pool_rows": 32},
+        "w16": {"warps": 16},
+        "w16 p128": {"warps": 16, "pool_rows": 128},
+        "m32": {"requests": min(32, m)},
+        "m16": {"requests": 16},
+    }.items():
+        found[f"tiled {name}"] = replace(base, **change)
     return found
 
 

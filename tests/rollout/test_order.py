@@ -34,6 +34,32 @@ def test_ranks_compare_as_the_specification_orders(dtype: torch.dtype) -> None:
             assert bool(ranked[i] == ranked[j]) == (key == other)
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_tabulated_ranks_are_the_order_of_all_65536_patterns(dtype: torch.dtype) -> None:
+    logits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    small, wide = order.small_ranks(logits), order.ranks(logits)
+    assert small.dtype == torch.int32
+    by_rank = wide.argsort(stable=True)
+    steps, wide_steps = small[by_rank].diff(), wide[by_rank].diff()
+    assert (((steps > 0) == (wide_steps > 0)) & (steps >= 0)).all()
+    assert order.padding_rank(torch.int32) == -(2**15) < small.min()
+    assert small.max() < 2**15
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_searching_by_groups_finds_the_same_best(dtype: torch.dtype) -> None:
+    rng = torch.Generator().manual_seed(1)
+    for n in (16, 64, 4096):
+        logits = logits_of(dtype, VALUES)[torch.randint(0, len(VALUES), (9, n), generator=rng)]
+        logits[0] = math.nan
+        logits[1, :-1] = math.nan
+        logits[2] = -math.inf
+        logits[3] = torch.where(torch.arange(n) % 2 == 0, math.nan, -math.inf).to(dtype)
+        wanted = [best(row, list(range(n))) for row in logits.tolist()]
+        assert order._argmax_by_groups(logits).tolist() == wanted
+        assert order.argmax(logits).tolist() == wanted
+
+
 @settings(max_examples=60)
 @given(
     st.lists(st.sampled_from(VALUES), min_size=1, max_size=70),
@@ -48,6 +74,8 @@ def test_argmax_and_pool_are_the_references(
     assert order.argmax(logits).item() == best(logits.tolist(), list(range(len(values))))
     positions = order.best_positions(order.ranks(logits).unsqueeze(0), k)
     assert positions.tolist() == [candidate_pool([logits.tolist()], k)]
+    positions = order.best_positions(order.small_ranks(logits).unsqueeze(0), k)
+    assert positions.tolist() == [candidate_pool([logits.tolist()], k)]
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
@@ -60,8 +88,13 @@ def test_the_fast_selection_is_a_stable_sort(dtype: torch.dtype) -> None:
     logits[1, 5:40_000] = -float("inf")
     ranked = order.ranks(logits)
     for k in (1, 700, 2048, 30_000, 50_000):
-        fast, plain = order.best_positions(ranked, k), order._best_positions_by_sorting(ranked, k)
-        assert torch.equal(fast, plain)
+        plain = order._best_positions_by_sorting(ranked, k)
+        assert torch.equal(order.best_positions(ranked, k), plain)
+        assert torch.equal(order.best_positions(order.small_ranks(logits), k), plain)
+        wider = torch.cat((ranked[0], ranked[1]))[None, :100_000]  # positions beyond 16 bits
+        both = torch.cat((logits[0], logits[1]))[None, :100_000]
+        plain = order._best_positions_by_sorting(wider, k)
+        assert torch.equal(order.best_positions(order.small_ranks(both), k), plain)
 
 
 def test_long_rows_of_ties_go_to_the_first_of_them() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from knockon.parallel import Group
-from knockon.rollout import order
+from knockon.rollout import order, pool
 from knockon.rollout.layout import VocabLayout
 
 
@@ -27,6 +27,10 @@ class Candidates:
 
     ids: Tensor
     base: Tensor
+
+    def of_requests(self, some: slice) -> Candidates:
+        """The same for a part of the batch."""
+        return Candidates(self.ids[some], self.base[:, some])
 
 
 class GatheredLogits:
@@ -72,9 +76,12 @@ def prefix_tokens(gathered: GatheredLogits, prefix: int) -> list[Tensor]:
 
 def pool_of_gathered(gathered: GatheredLogits, prefix: int, pool_size: int) -> Candidates:
     """Stage B: the ``K`` ids whose best base logit over the corrected rows is highest."""
-    steps = gathered.logits.shape[1]
-    score = order.ranks(gathered.row(prefix))
-    for j in range(prefix + 1, steps):
-        torch.maximum(score, order.ranks(gathered.row(j)), out=score)
-    ids = order.best_positions(score, pool_size)
+    shards = gathered.layout.shards
+    if len(shards) == 1:
+        score = pool.scores(gathered.logits[0, prefix:], shards[0].num_org)
+    else:
+        held = [s for s in shards if s.num_org]
+        parts = [pool.scores(gathered.logits[s.rank, prefix:], s.num_org) for s in held]
+        score = torch.cat([x[:, : s.num_org] for x, s in zip(parts, held, strict=True)], dim=-1)
+    ids = pool.choose(score, pool_size)
     return Candidates(ids, gathered.at(ids, prefix))

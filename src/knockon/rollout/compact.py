@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from knockon.parallel import Group, VocabShard
-from knockon.rollout import order
+from knockon.rollout import order, pool
 from knockon.rollout.candidates import Candidates
 
 
@@ -26,20 +26,13 @@ def exchange_compact(
         pool_size: ``0 < K < V``.
     """
     steps, batch, padded = local.shape
-    scores: list[Tensor] = []
-    positions: list[Tensor] = []
-    for j in range(prefix):
-        best = _ranks(local[j], shard).max(dim=-1, keepdim=True)
-        scores.append(best.values)
-        positions.append(best.indices)
+    offers = [_best_of_row(local[j], shard) for j in range(prefix)]
     offered = min(pool_size, padded) if steps > prefix else 0
     if offered:
-        score = _ranks(local[prefix], shard)
-        for j in range(prefix + 1, steps):
-            torch.maximum(score, _ranks(local[j], shard), out=score)
-        position = order.best_positions(score, offered)
-        scores.append(score.gather(-1, position))
-        positions.append(position)
+        score = pool.scores(local[prefix:], shard.num_org)
+        position = pool.choose(score, offered)
+        offers.append((_ranks(score, position, shard), position))
+    scores, positions = zip(*offers, strict=True)
     all_scores, all_ids = _gather_offers(
         torch.cat(scores, -1), torch.cat(positions, -1) + shard.start, group
     )
@@ -57,11 +50,21 @@ def exchange_compact(
     return tokens, Candidates(ids, _rebuild(local[prefix:], ids, shard, group))
 
 
-def _ranks(row: Tensor, shard: VocabShard) -> Tensor:
-    """Ranks of ``row [B, num_padded]``, padding below all."""
-    ranked = order.ranks(row)
+def _best_of_row(row: Tensor, shard: VocabShard) -> tuple[Tensor, Tensor]:
+    """Rank and position of the best real id of ``row [B, num_padded]``, ``[B, 1]`` each."""
+    if shard.num_org:
+        position = order.argmax(row[:, : shard.num_org]).unsqueeze(1)
+    else:
+        position = torch.zeros((len(row), 1), dtype=torch.int64, device=row.device)
+    return _ranks(row, position, shard), position
+
+
+def _ranks(logits: Tensor, position: Tensor, shard: VocabShard) -> Tensor:
+    """Ranks of ``logits [B, num_padded]`` at ``position [B, n]``, padding below all."""
+    ranked = order.small_ranks(logits.gather(-1, position))
     if shard.num_org < shard.num_padded:
-        ranked[:, shard.num_org :] = order.padding_rank(ranked.dtype)
+        padding = order.padding_rank(ranked.dtype)
+        ranked.masked_fill_(position >= shard.num_org, padding)
     return ranked
 
 
@@ -69,7 +72,7 @@ def _gather_offers(scores: Tensor, ids: Tensor, group: Group) -> tuple[Tensor, T
     """Every rank's ``scores`` and ``ids [B, n]``, as ``[B, R, n]`` each, in one collective."""
     if group.size == 1:
         return scores.unsqueeze(1), ids.unsqueeze(1)
-    integer = torch.int32 if scores.dtype == torch.float32 else torch.int64
+    integer = torch.int32 if scores.element_size() == 4 else torch.int64
     offers = torch.stack((scores.view(integer), ids.to(integer)))
     gathered = offers.new_empty((group.size, *offers.shape))
     group.all_gather(gathered, offers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +13,21 @@ from torch import Tensor
 from knockon.errors import Refused
 from knockon.parallel import Group, VocabShard
 from knockon.rollout import order
-from knockon.rollout.candidates import gather_full, pool_of_gathered, prefix_tokens
+from knockon.rollout.candidates import (
+    Candidates,
+    GatheredLogits,
+    gather_full,
+    pool_of_gathered,
+    prefix_tokens,
+)
 from knockon.rollout.compact import exchange_compact
-from knockon.rollout.correction import Correction, PoolOnly, WholeVocabulary
+from knockon.rollout.correction import (
+    Correction,
+    PoolInParts,
+    PoolOnly,
+    WholeVocabulary,
+    reads_in_parts,
+)
 from knockon.rollout.exchange import EXCHANGES, Exchange, choose_exchange
 from knockon.rollout.fused.block import FusedBlock
 from knockon.rollout.fused.choose import choose_implementation
@@ -27,13 +40,17 @@ from knockon.rollout.gates import (
 )
 from knockon.rollout.head import DominoHead
 from knockon.rollout.layout import VocabLayout, agree
+from knockon.rollout.products import cuts
 from knockon.rollout.recurrence import Recurrence
+from knockon.rollout.side_by_side import MAX_PARTS, batch_parts, run_beside
 from knockon.rollout.validation import (
     LMHeadLike,
     holds_whole_embedding,
     refuse_inputs,
     refuse_settings,
 )
+
+ChosenFrom = Candidates | GatheredLogits
 
 
 class DominoRollout:
@@ -113,6 +130,13 @@ class DominoRollout:
         self.layout = VocabLayout(shards, head.device)
         self._logits = _as_callable(lm_head)
         self._recurrence = Recurrence(head)
+        self._finite = _all_finite(head.correction_out)
+        self._streams: list[torch.cuda.Stream] = []
+        if head.device.type == "cuda":
+            self._streams = [torch.cuda.Stream(head.device) for _ in range(MAX_PARTS - 1)]
+            cuts(head.device)
+            if head.dtype.itemsize == 2:
+                order.rank_table(head.dtype, head.device)
         self._gates: TabulatedGates | ComputedGates
         if tabulated:
             first = shard.start if whole else 0
@@ -193,8 +217,9 @@ class DominoRollout:
         if steps == 0 or batch == 0:
             return bonus.new_empty((batch, steps), dtype=torch.int64)
 
-        z = draft_hidden[:, offset : offset + steps].transpose(0, 1)  # [T, B, H], step-major
-        packed = z.reshape(steps * batch, hidden_size)
+        z = draft_hidden[:, offset : offset + steps].transpose(0, 1).contiguous()  # [T, B, H]
+        packed = z.view(steps * batch, hidden_size)
+        draft_part = self._fused.begin(packed, steps) if self._fused is not None else None
         local = self._logits(packed).view(steps, batch, self.shard.num_padded)
 
         if in_graph is None:
@@ -209,50 +234,74 @@ class DominoRollout:
         )
         if self._fused is not None:
             return self._fused.propose(
-                packed, local, bonus, self.pool_size, self.exchange_taken, self.nan_rows
+                draft_part, local, bonus, self.pool_size, self.exchange_taken, self.nan_rows
             )
         if self.shard.num_org:
             self.nan_rows += order.rows_with_nan(local[..., : self.shard.num_org])
-        tokens, correction = self._exchange(local)
-        if correction is not None:
-            tokens = self._chain(z, bonus, tokens, correction)
-        return torch.stack(tokens, dim=1)
+        tokens, chosen_from = self._exchange(local)
+        proposals = bonus.new_empty((steps, batch), dtype=torch.int64)
+        for j, token in enumerate(tokens):
+            proposals[j] = token
+        if chosen_from is not None:
+            self._chains(z, bonus, proposals, len(tokens), chosen_from)
+        return proposals.t().contiguous()
 
-    def _exchange(self, local: Tensor) -> tuple[list[Tensor], Correction | None]:
-        """The prefix rows' tokens, and what chooses the other rows' (``None`` without any)."""
+    def _exchange(self, local: Tensor) -> tuple[list[Tensor], ChosenFrom | None]:
+        """The prefix rows' tokens, and what the other rows choose from (``None`` without any)."""
         steps = local.shape[0]
         prefix = min(self.head.prefix_len, steps)
-        weight, dtype = self._correction_out, self.head.compute_dtype
         if self.exchange_taken == "compact":
-            tokens, pool = exchange_compact(local, self.shard, self.group, prefix, self.pool_size)
-            return tokens, PoolOnly(pool, weight, prefix, dtype) if pool is not None else None
+            return exchange_compact(local, self.shard, self.group, prefix, self.pool_size)
         gathered = gather_full(local, self.layout, self.group)
         tokens = prefix_tokens(gathered, prefix)
         if prefix == steps:
             return tokens, None
         if self.pool_size == 0:
-            return tokens, WholeVocabulary(gathered, weight)
-        candidates = pool_of_gathered(gathered, prefix, self.pool_size)
-        return tokens, PoolOnly(candidates, weight, prefix, dtype)
+            return tokens, gathered
+        return tokens, pool_of_gathered(gathered, prefix, self.pool_size)
+
+    def _chains(
+        self, z: Tensor, bonus: Tensor, proposals: Tensor, prefix: int, chosen_from: ChosenFrom
+    ) -> None:
+        """Fill the rows of ``proposals [T, B]`` from ``prefix`` on, in parts of the batch."""
+        draft_part = self._recurrence.from_draft(z[prefix:])
+        if isinstance(chosen_from, GatheredLogits):
+            correction = WholeVocabulary(chosen_from, self._correction_out)
+            self._chain(draft_part, bonus, proposals, correction)
+            return
+
+        weight, dtype = self._correction_out, self.head.compute_dtype
+        pool_values = chosen_from.ids.numel() * self.head.correction_size
+        in_parts = reads_in_parts(pool_values, weight.dtype, weight.is_cuda)
+        kind = PoolInParts if in_parts else PoolOnly
+
+        def chain(some: slice) -> None:
+            candidates = chosen_from.of_requests(some)
+            correction = kind(candidates, weight, prefix, dtype, self._finite)
+            self._chain(draft_part[:, some], bonus[some], proposals[:, some], correction)
+
+        works = [partial(chain, some) for some in batch_parts(len(bonus), bonus.is_cuda)]
+        run_beside(works, self._streams) if len(works) > 1 else works[0]()
 
     def _chain(
-        self, z: Tensor, bonus: Tensor, prefix: list[Tensor], correction: Correction
-    ) -> list[Tensor]:
+        self, draft_part: Tensor, bonus: Tensor, proposals: Tensor, correction: Correction
+    ) -> None:
         """``s_{j+1} = GRUCell(embedding(d_j), s_j)`` and ``d_j = argmax (base_j + c_j)``."""
-        p = len(prefix)
+        steps, p = len(proposals), len(proposals) - len(draft_part)
         recurrence = self._recurrence
-        draft_part = recurrence.from_draft(z[p:])
-        tokens = list(prefix)
+        sums = recurrence.products(draft_part, steps)
         token = bonus
         state, state_gates = recurrence.zero_state(len(bonus))
-        for j in range(len(z)):
+        for j in range(steps):
             state = recurrence.cell(state, self._gates(token), state_gates)
-            state_gates, state_part = recurrence.from_state(state)
+            state_gates, before_silu = recurrence.from_state(state, sums[j])
+            token = proposals[j]
             if j >= p:
-                hidden = F.silu(draft_part[j - p] + state_part)
-                tokens.append(correction.choose(j, hidden))
-            token = tokens[j]
-        return tokens
+                correction.choose(j, F.silu(before_silu), token)
+
+
+def _all_finite(weight: Tensor) -> bool:
+    return bool(torch.stack(weight.aminmax()).isfinite().all())
 
 
 def _as_callable(lm_head: LMHeadLike) -> Callable[[Tensor], Tensor]:

@@ -13,6 +13,7 @@ from knockon.rollout.fused.best_k import best_k
 from knockon.rollout.fused.chain import ChainWeights, PoolBase, run_chain
 from knockon.rollout.fused.pool_base import own_pool_base
 from knockon.rollout.fused.select import select
+from knockon.rollout.fused.selected import Selected
 from knockon.rollout.head import DominoHead
 from knockon.rollout.layout import VocabLayout
 
@@ -34,10 +35,36 @@ class FusedBlock:
         self.layout = layout
         self.shard = layout.shards[group.rank]
         self.group = group
+        self._stream = None
+        if head.device.type == "cuda":
+            self._stream = torch.cuda.Stream(head.device)
+
+    def begin(self, packed: Tensor, steps: int) -> Tensor | None:
+        """The ``z`` half of ``W1 · [z ; s]`` of the corrected rows, ``[T - p, B, E]`` FP32.
+
+        On a GPU it runs on a stream of its own, beside the LM head. ``None`` without such rows.
+        """
+        prefix = min(self.prefix_len, steps)
+        if prefix == steps:
+            return None
+        batch = len(packed) // steps
+        rows = packed[prefix * batch :]
+        weight = self.draft_half
+        shape = (steps - prefix, batch, len(weight))
+        if self._stream is None:
+            return F.linear(rows.float(), weight.float()).view(shape)
+        out = torch.empty((len(rows), len(weight)), dtype=torch.float32, device=rows.device)
+        self._stream.wait_stream(torch.cuda.current_stream(rows.device))
+        with torch.cuda.stream(self._stream):
+            if rows.dtype == weight.dtype and rows.dtype != torch.float32:
+                torch.mm(rows, weight.t(), out_dtype=torch.float32, out=out)
+            else:
+                torch.mm(rows.float(), weight.t().float(), out=out)
+        return out.view(shape)
 
     def propose(
         self,
-        packed: Tensor,
+        draft_part: Tensor | None,
         local: Tensor,
         bonus: Tensor,
         pool_size: int,
@@ -47,7 +74,7 @@ class FusedBlock:
         """``[B, T]`` int64.
 
         Args:
-            packed: the drafted rows, step-major ``[T * B, H]``.
+            draft_part: what :meth:`begin` gave.
             local: this rank's base logits ``[T, B, N]``.
             bonus: ``[B]`` int64.
             pool_size: ``0 < K < V``.
@@ -65,12 +92,15 @@ class FusedBlock:
             pool, base = self._compact(local, tokens, prefix, pool_size, nan_rows)
         else:
             pool, base = self._full(local, tokens, prefix, pool_size, nan_rows)
-        if steps > prefix:
-            draft_part = self._from_draft(packed[prefix * batch :]).view(steps - prefix, batch, -1)
+        if draft_part is not None:
+            if self._stream is not None:
+                torch.cuda.current_stream(local.device).wait_stream(self._stream)
             run_chain(self.weights, draft_part, bonus, tokens, pool, base, prefix)
         return tokens
 
-    def _select(self, local, rank, prefix, pool_size, nan_rows):  # type: ignore[no-untyped-def]
+    def _select(
+        self, local: Tensor, rank: int, prefix: int, pool_size: int, nan_rows: Tensor
+    ) -> Selected:
         shard = self.layout.shards[rank]
         return select(local, shard.num_org, shard.start, prefix, pool_size, nan_rows)
 
@@ -122,10 +152,3 @@ class FusedBlock:
             return ids, PoolBase(local, indexed=False)
         pool = best_k(keys, ids, pool_size)
         return pool, PoolBase(gathered.at(pool.long(), prefix), indexed=False)
-
-    def _from_draft(self, rows: Tensor) -> Tensor:
-        """The ``z`` half of ``W1 · [z ; s]``, ``[N, E]`` FP32."""
-        weight = self.draft_half
-        if rows.is_cuda and rows.dtype == weight.dtype and rows.dtype != torch.float32:
-            return torch.mm(rows, weight.t(), out_dtype=torch.float32)
-        return F.linear(rows.float(), weight.float())

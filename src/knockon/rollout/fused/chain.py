@@ -1,4 +1,4 @@
-"""The feedback loop of a block in one launch: pool sums, argmax, input gates, GRU cell, correction."""
+"""The feedback loop of a block in one launch: pool sums, argmax, GRU cell, correction."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def run_chain(
     """Fill ``tokens[:, p:]``: ``d_j = argmax (base_j + c_j)`` over the pool, the lowest id of ties.
 
     Args:
-        draft_part: the ``z`` half of ``W1 · [z ; s]`` for the corrected rows, ``[T - p, B, E]`` FP32.
+        draft_part: the ``z`` half of ``W1 · [z ; s]`` for the corrected rows,
+            ``[T - p, B, E]`` FP32.
         bonus: ``[B]`` int64.
         tokens: ``[B, T]`` int64 with the ``p`` prefix tokens filled in, ``0 <= p < T``.
         pool_ids: ``[B, K]`` int32, in any order.
@@ -116,11 +117,10 @@ def run_chain(
     """
     batch, pool = pool_ids.shape
     launch = launch or choose_launch(batch, pool, processors(tokens.device))
-    run = _run_resident if isinstance(launch, ResidentLaunch) else _run_tiled
     # Each request of a launch has a program of its own at least.
     for first in range(0, batch, launch.programs):
         some = slice(first, first + launch.programs)
-        run(  # type: ignore[operator]
+        part = (
             weights,
             draft_part[:, some].contiguous(),
             bonus[some],
@@ -128,8 +128,11 @@ def run_chain(
             pool_ids[some],
             PoolBase(base.logits[:, some], base.indexed),
             prefix,
-            launch,
         )
+        if isinstance(launch, ResidentLaunch):
+            _run_resident(*part, launch)
+        else:
+            _run_tiled(*part, launch)
 
 
 def _run_resident(
