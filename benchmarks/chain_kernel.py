@@ -10,7 +10,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from knockon.rollout.fused.chain import (
     run_chain,
 )
 
+ABLATE: list[str] = []
 V, H, G, E, T, K = 248320, 5120, 1024, 256, 15, 2048
 
 
@@ -69,12 +69,19 @@ def inputs(batch: int, generator: torch.Generator, pool: int = K) -> dict[str, A
     bonus = torch.randint(0, V, (batch,), device="cuda", generator=generator)
     tokens = torch.full((batch, T), -1, device="cuda")
     tokens[:, 0] = torch.randint(0, V, (batch,), device="cuda", generator=generator)
+    if "sorted" in ABLATE:
+        ids = ids.sort(-1).values
+    if "near" in ABLATE:
+        ids = ids % 20000
+    base = PoolBase(logits, True)
+    if "dense" in ABLATE:
+        base = PoolBase(logits[1:].gather(-1, ids.expand(T - 1, -1, -1)), False)
     return {
         "draft_part": draft,
         "bonus": bonus,
         "tokens": tokens,
         "pool_ids": ids.int(),
-        "base": PoolBase(logits, True),
+        "base": base,
         "prefix": 1,
     }
 
@@ -106,26 +113,17 @@ def margins(w: ChainWeights, x: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 def launches(batch: int, sms: int) -> dict[str, ResidentLaunch | TiledLaunch]:
     found: dict[str, ResidentLaunch | TiledLaunch] = {"chosen": choose_launch(batch, K, sms)}
-    if batch <= 4:
-        for warps, chunk in ((8, 32), (8, 16)):
-            found[f"resident w{warps} c{chunk}"] = ResidentLaunch(128, warps, chunk)
+    if batch <= 8:
+        found["resident c16"] = ResidentLaunch(128, 8, 16)
     m = min(64, max(16, 1 << (batch - 1).bit_length()))
-    base = TiledLaunch(128, 8, m, 64, 4, 64)
-    found["tiled"] = base
-    for name, change in {
-        "p32": {"pool_rows": 32},
-        "p128": {"pool_rows": 128},
-        "s3": {"stages": 3},
-        "s6": {"stages": 6},
-        "k128": {"block": 128, "stages": 3},
-        "k32": {"block": 32, "stages": 6},
-        "w4": {"warps": 4, "pool_rows": 32},
-        "w16": {"warps": 16},
-        "w16 p128": {"warps": 16, "pool_rows": 128},
-        "m32": {"requests": min(32, m)},
-        "m16": {"requests": 16},
-    }.items():
-        found[f"tiled {name}"] = replace(base, **change)
+    for programs, warps, requests, block, stages, rows, ahead in (
+        (128, 4, m, 128, 4, 128, 0),
+        (128, 8, m, 128, 4, 128, 0),
+        (128, 8, m, 128, 4, 256, 0),
+        (128, 4, m, 256, 3, 128, 0),
+    ):
+        name = f"tiled {programs} w{warps} m{requests} k{block} s{stages} p{rows} {ahead}"
+        found[name] = TiledLaunch(programs, warps, requests, block, stages, rows, 128, ahead)
     return found
 
 
@@ -133,24 +131,27 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json")
     parser.add_argument("--batches", default="1,2,4,8,16,64")
+    parser.add_argument("--pool", type=int, default=K)
     parser.add_argument("--only", default="", help="launches whose name contains this")
     parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--ablate", default="")
     arguments = parser.parse_args()
+    ABLATE.extend(arguments.ablate.split(","))
     generator = torch.Generator("cuda").manual_seed(0)
     w = weights(generator)
     sms = processors(torch.device("cuda", 0))
     results: list[dict[str, Any]] = []
     began = time.time()
     for batch in map(int, arguments.batches.split(",")):
-        x = inputs(batch, generator)
+        x = inputs(batch, generator, arguments.pool)
         for name, launch in launches(batch, sms).items():
             if arguments.only not in name or time.time() - began > arguments.seconds:
                 continue
             row: dict[str, Any] = {"batch": batch, "launch": name}
             try:
                 worst, differing = 0.0, 0
-                for _ in range(2):
-                    x = inputs(batch, generator)
+                for _ in range(0 if arguments.ablate else 2):
+                    x = inputs(batch, generator, arguments.pool)
                     run_chain(w, launch=launch, **x)
                     lag, best = margins(w, x)
                     worst = max(worst, lag.max().item())

@@ -74,6 +74,8 @@ class TiledLaunch:
     block: int
     stages: int
     pool_rows: int
+    owners: int
+    ahead: int = 0
 
 
 @lru_cache
@@ -87,10 +89,12 @@ def processors(device: torch.device) -> int:
 def choose_launch(batch: int, pool: int, sms: int) -> ResidentLaunch | TiledLaunch:
     """Which kernel takes a batch, and how: from sizes and the device alone, never from timings."""
     programs = power_of_two(sms + 1) // 2
-    if batch <= 2:
+    if batch <= 4:
         return ResidentLaunch(programs, 8, chunk=32)
     requests = min(64, max(16, power_of_two(batch)))
-    return TiledLaunch(programs, 8, requests, block=64, stages=4, pool_rows=64)
+    return TiledLaunch(
+        2 * programs if sms > 1 else 1, 4, requests, block=128, stages=3, pool_rows=64, owners=programs
+    )
 
 
 def run_chain(
@@ -212,15 +216,22 @@ def _run_tiled(
     gru, correction = weights.table.shape[1] // 3, weights.correction_out.shape[1]
     pool_rows, packed = weights.pool_rows()
     per = launch.programs // power_of_two(batch)
-    units = power_of_two(-(-gru // launch.programs))
-    hidden_units = power_of_two(-(-correction // launch.programs))
+    units = power_of_two(-(-gru // launch.owners))
+    hidden_units = power_of_two(-(-correction // launch.owners))
     columns = max(16, power_of_two(3 * units + hidden_units))
     share = -(-pool // per)
     tile = min(launch.pool_rows, power_of_two(share))
     words = torch.zeros(steps * batch + 1, dtype=torch.int64, device=tokens.device)
-    sizes = [steps * batch * gru, launch.programs * batch * columns, batch * correction]
+    sizes = [batch * gru, launch.owners * batch * columns, batch * correction]
     scratch = torch.empty(sum(sizes), dtype=torch.float32, device=tokens.device)
     states, own_gates, hidden = scratch.split(sizes)
+    # Triton's interpreter, the only one to run this off a GPU, has no BF16 product.
+    split = weights.stacked.dtype == torch.bfloat16 and tokens.is_cuda
+    shared = torch.empty(
+        (2, 3 if split else 1, batch, gru),
+        dtype=torch.bfloat16 if split else torch.float32,
+        device=tokens.device,
+    )
     chain_tiled[(launch.programs,)](
         weights.table,
         weights.stacked,
@@ -231,6 +242,7 @@ def _run_tiled(
         pool_ids,
         base.logits,
         states,
+        shared,
         own_gates,
         hidden,
         words[1:],
@@ -241,11 +253,15 @@ def _run_tiled(
         prefix,
         base.logits.stride(0),
         base.logits.stride(1),
+        -(-share // tile),
+        gru,
         G=gru,
         E=correction,
         WIDTH=pool_rows.shape[1],
         WIDTH_BLOCK=power_of_two(pool_rows.shape[1]),
         PROGRAMS=launch.programs,
+        OWNERS=launch.owners,
+        AHEAD=launch.ahead,
         PER=per,
         UNITS=units,
         HIDDEN=hidden_units,
@@ -254,10 +270,8 @@ def _run_tiled(
         BLOCK=launch.block,
         STAGES=launch.stages,
         POOL_ROWS=tile,
-        TURNS=-(-share // tile),
         INDEXED=base.indexed,
-        # Triton's interpreter, the only one to run this off a GPU, has no BF16 product.
-        SPLIT=weights.stacked.dtype == torch.bfloat16 and tokens.is_cuda,
+        SPLIT=split,
         PACKED=packed,
         num_warps=launch.warps,
         launch_cooperative_grid=launch.programs > 1,

@@ -40,20 +40,12 @@ def _wait_for_all(barrier, target, SEVERAL: tl.constexpr):
 
 
 @jit
-def _dot(x, w, acc, SPLIT: tl.constexpr):
-    """``acc + x · w`` in FP32, ``x`` FP32; ``w`` is BF16 where SPLIT.
-
-    A BF16 matrix product would round the state. Three BF16 parts hold all 24 bits of it.
-    """
-    if SPLIT:
-        high = x.to(tl.bfloat16)
-        rest = x - high.to(tl.float32)
-        middle = rest.to(tl.bfloat16)
-        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-        acc = tl.dot(low, w, acc)
-        acc = tl.dot(middle, w, acc)
-        return tl.dot(high, w, acc)
-    return tl.dot(x, w.to(tl.float32), acc, input_precision="ieee")
+def _parts(x):
+    """Three BF16 numbers whose sum is the FP32 ``x``, all 24 bits of it."""
+    high = x.to(tl.bfloat16)
+    rest = x - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
 
 
 @jit
@@ -95,7 +87,8 @@ def chain_tiled(
     tokens,  # [B, T] int64, the first p columns filled
     pool_ids,  # [B, K] int32
     base,  # see INDEXED
-    states,  # [T, B, G] FP32
+    states,  # [B, G] FP32, each program's own units
+    shared,  # [2, parts, B, G], the state as the product reads it: see SPLIT
     own_gates,  # [PROGRAMS, B, N] FP32, each program's own
     hidden,  # [B, E] FP32
     best,  # [T, B] int64
@@ -106,12 +99,16 @@ def chain_tiled(
     prefix,
     base_step,  # strides of base in elements
     base_row,
+    turns,  # pool tiles of a program; not a constant, or the loop over them would be unrolled
+    depth,  # G, for the same reason
     G: tl.constexpr,
     E: tl.constexpr,
     WIDTH: tl.constexpr,  # of a row of correction_out
     WIDTH_BLOCK: tl.constexpr,
     PROGRAMS: tl.constexpr,
+    OWNERS: tl.constexpr,  # of them, from the first, that own units
     PER: tl.constexpr,  # programs for each request's pool
+    AHEAD: tl.constexpr,
     UNITS: tl.constexpr,  # GRU units of a program
     HIDDEN: tl.constexpr,  # correction units of a program
     M: tl.constexpr,  # requests of a tile of the state product
@@ -119,13 +116,13 @@ def chain_tiled(
     BLOCK: tl.constexpr,  # of G in a turn
     STAGES: tl.constexpr,  # turns in flight
     POOL_ROWS: tl.constexpr,  # of a pool tile
-    TURNS: tl.constexpr,  # pool tiles of a program
     INDEXED: tl.constexpr,  # base is [T, B, N] and read at the ids; else [T - p, B, K]
-    SPLIT: tl.constexpr,
+    SPLIT: tl.constexpr,  # three BF16 parts, whose products a tensor core sums in FP32; or FP32
     PACKED: tl.constexpr,
 ):
     pid = tl.program_id(0)
     entered = 0
+    PARTS: tl.constexpr = 3 if SPLIT else 1
     unit = pid * UNITS + tl.arange(0, UNITS)
     n = tl.arange(0, N)
     gate_row = (n // UNITS) * G + pid * UNITS + n % UNITS
@@ -145,17 +142,18 @@ def chain_tiled(
     own = pid // PER  # the request whose pool this program scores
     shown = tl.minimum(own, batch - 1)
     start = (tl.zeros([], tl.int64) + base_row) * shown
-    first = (pid % PER) * (TURNS * POOL_ROWS)
-    k, k_in = _places(own, first, 0, pool, POOL_ROWS)
-    ids = _tile_ids(pool_ids, shown, k, k_in, pool)
-    rows = _tile_rows(correction_out, ids, WIDTH, WIDTH_BLOCK)
-    logit = _tile_base(base, ids, k, k_in, prefix, prefix, wide_step, start, INDEXED)
-    next_k, next_in = _places(own, first, 1 % TURNS, pool, POOL_ROWS)
-    next_ids = _tile_ids(pool_ids, shown, next_k, next_in, pool)
+    first = (pid % PER) * (turns * POOL_ROWS)
+    if AHEAD == 1:
+        k, k_in = _places(own, first, 0, pool, POOL_ROWS)
+        ids = _tile_ids(pool_ids, shown, k, k_in, pool)
+        rows = _tile_rows(correction_out, ids, WIDTH, WIDTH_BLOCK)
+        logit = _tile_base(base, ids, k, k_in, prefix, prefix, wide_step, start, INDEXED)
+        next_k, next_in = _places(own, first, 1 % turns, pool, POOL_ROWS)
+        next_ids = _tile_ids(pool_ids, shown, next_k, next_in, pool)
 
     for j in range(0, steps):
         tl.debug_barrier()  # the gates were stored by other threads of this program
-        for first_request in range(0, batch, M):
+        for first_request in range(0, tl.where(pid < OWNERS, batch, 0), M):
             b = first_request + tl.arange(0, M)
             b_in = b < batch
             if j == 0:
@@ -176,37 +174,51 @@ def chain_tiled(
             in_new = tl.load(at + 2 * G, mask=inside, other=0.0).to(tl.float32)
             later = inside & (j > 0)
             at = states + b[:, None] * G + unit[None, :]
-            old = tl.load(at + (j - 1) * batch * G, mask=later, other=0.0, cache_modifier=".cg")
+            old = tl.load(at, mask=later, other=0.0, cache_modifier=".cg")
             gates = own_gates + b[:, None] * N + tl.arange(0, UNITS)[None, :]
             st_reset = tl.load(gates, mask=later, other=0.0, cache_modifier=".cg")
             st_update = tl.load(gates + UNITS, mask=later, other=0.0, cache_modifier=".cg")
             st_new = tl.load(gates + 2 * UNITS, mask=later, other=0.0, cache_modifier=".cg")
             new = gru_cell(old, in_reset, in_update, in_new, st_reset, st_update, st_new)
-            tl.store(at + j * batch * G, new, mask=inside)
+            tl.store(at, new, mask=inside)
+            at = shared + (j % 2) * PARTS * batch * G + b[:, None] * G + unit[None, :]
+            if SPLIT:
+                high, middle, low = _parts(new)
+                tl.store(at, high, mask=inside)
+                tl.store(at + batch * G, middle, mask=inside)
+                tl.store(at + 2 * batch * G, low, mask=inside)
+            else:
+                tl.store(at, new, mask=inside)
         entered += 1
         _wait_for_all(barrier, entered * PROGRAMS, PROGRAMS > 1)
 
-        for first_request in range(0, batch, M):
+        for first_request in range(0, tl.where(pid < OWNERS, batch, 0), M):
             b = first_request + tl.arange(0, M)
             b_in = b < batch
             z_in = b_in[:, None] & is_hidden[None, :] & (j + 0 * n[None, :] >= prefix)
             z_at = draft_part + ((j - prefix) * batch + b[:, None]) * E + hidden_unit[None, :]
             z = tl.load(z_at, mask=z_in, other=0.0)
             acc = tl.zeros([M, N], tl.float32)
-            for turn in tl.range(0, G, BLOCK, num_stages=STAGES):
+            for turn in tl.range(0, depth, BLOCK, num_stages=STAGES):
                 g = turn + tl.arange(0, BLOCK)
-                x = tl.load(
-                    states + j * batch * G + b[:, None] * G + g[None, :],
-                    mask=b_in[:, None] & (g[None, :] < G),
-                    other=0.0,
-                    cache_modifier=".cg",
-                )
+                x_at = shared + (j % 2) * PARTS * batch * G + b[:, None] * G + g[None, :]
+                x_in = b_in[:, None] & (g[None, :] < G)
                 w = tl.load(
                     stacked + row[None, :] * G + g[:, None],
                     mask=row_in[None, :] & (g[:, None] < G),
                     other=0.0,
                 )
-                acc = _dot(x, w, acc, SPLIT)
+                high = tl.load(x_at, mask=x_in, other=0.0, cache_modifier=".cg")
+                if SPLIT:
+                    x_at += batch * G
+                    middle = tl.load(x_at, mask=x_in, other=0.0, cache_modifier=".cg")
+                    x_at += batch * G
+                    low = tl.load(x_at, mask=x_in, other=0.0, cache_modifier=".cg")
+                    acc = tl.dot(low, w, acc)
+                    acc = tl.dot(middle, w, acc)
+                    acc = tl.dot(high, w, acc)
+                else:
+                    acc = tl.dot(high, w.to(tl.float32), acc, input_precision="ieee")
             tl.store(own_gates + b[:, None] * N + n[None, :], acc, mask=b_in[:, None])
             tl.store(hidden + b[:, None] * E + hidden_unit[None, :], silu(acc + z), mask=z_in)
 
@@ -218,20 +230,49 @@ def chain_tiled(
                 even = tl.load(at, mask=e_in, other=0.0, cache_modifier=".cg")
                 odd = tl.load(at + PAIR - 1, mask=e_in, other=0.0, cache_modifier=".cg")
                 winner = tl.zeros([POOL_ROWS], tl.int64)
-                for turn in range(0, TURNS):
-                    coming = _tile_rows(correction_out, next_ids, WIDTH, WIDTH_BLOCK)
-                    next_k, next_in = _places(own, first, (turn + 1) % TURNS, pool, POOL_ROWS)
-                    coming_row = tl.minimum(j + (turn + 1) // TURNS, steps - 1)
-                    coming_logit = _tile_base(
-                        base, next_ids, next_k, next_in, coming_row, prefix, wide_step, start,
-                        INDEXED,
-                    )  # fmt: skip
-                    after_k, after_in = _places(own, first, (turn + 2) % TURNS, pool, POOL_ROWS)
-                    after_ids = _tile_ids(pool_ids, own, after_k, after_in, pool)
-                    total = pool_sums(rows, even, odd, PACKED) + logit.to(tl.float32)
-                    k, k_in = _places(own, first, turn, pool, POOL_ROWS)
-                    winner = tl.maximum(winner, tl.where(k_in, pack(total, ids), 0))
-                    rows, logit, ids, next_ids = coming, coming_logit, next_ids, after_ids
+                if AHEAD == 1:
+                    for turn in range(0, turns):
+                        coming = _tile_rows(correction_out, next_ids, WIDTH, WIDTH_BLOCK)
+                        next_k, next_in = _places(own, first, (turn + 1) % turns, pool, POOL_ROWS)
+                        coming_row = tl.minimum(j + (turn + 1) // turns, steps - 1)
+                        coming_logit = _tile_base(
+                            base, next_ids, next_k, next_in, coming_row, prefix, wide_step, start,
+                            INDEXED,
+                        )  # fmt: skip
+                        after_k, after_in = _places(own, first, (turn + 2) % turns, pool, POOL_ROWS)
+                        after_ids = _tile_ids(pool_ids, own, after_k, after_in, pool)
+                        total = pool_sums(rows, even, odd, PACKED) + logit.to(tl.float32)
+                        k, k_in = _places(own, first, turn, pool, POOL_ROWS)
+                        winner = tl.maximum(winner, tl.where(k_in, pack(total, ids), 0))
+                        rows, logit, ids, next_ids = coming, coming_logit, next_ids, after_ids
+                elif AHEAD > 1:
+                    for turn in tl.range(0, turns, num_stages=AHEAD):
+                        some, some_in = _places(own, first, turn, pool, POOL_ROWS)
+                        some_ids = _tile_ids(pool_ids, own, some, some_in, pool)
+                        some_rows = _tile_rows(correction_out, some_ids, WIDTH, WIDTH_BLOCK)
+                        some_logit = _tile_base(
+                            base, some_ids, some, some_in, j, prefix, wide_step, start, INDEXED
+                        )
+                        some_total = pool_sums(some_rows, even, odd, PACKED)
+                        some_total += some_logit.to(tl.float32)
+                        sums = tl.where(some_in, pack(some_total, some_ids), 0)
+                        winner = tl.maximum(winner, sums)
+                else:
+                    some = first + tl.arange(0, POOL_ROWS)
+                    some_ids = tl.load(pool_ids + own * pool + some, mask=some < pool, other=0)
+                    for turn in range(0, turns):
+                        some_rows = _tile_rows(correction_out, some_ids, WIDTH, WIDTH_BLOCK)
+                        some_logit = _tile_base(
+                            base, some_ids, some, some < pool, j, prefix, wide_step, start, INDEXED
+                        )
+                        then = some + POOL_ROWS
+                        then_in = then < tl.minimum(pool, first + turns * POOL_ROWS)
+                        then_ids = tl.load(pool_ids + own * pool + then, mask=then_in, other=0)
+                        some_total = pool_sums(some_rows, even, odd, PACKED)
+                        some_total += some_logit.to(tl.float32)
+                        sums = tl.where(some < pool, pack(some_total, some_ids), 0)
+                        winner = tl.maximum(winner, sums)
+                        some, some_ids = then, then_ids
                 tl.atomic_max(best + j * batch + own, tl.max(winner, 0), sem="relaxed", scope="gpu")
             entered += 1
             _wait_for_all(barrier, entered * PROGRAMS, PROGRAMS > 1)
