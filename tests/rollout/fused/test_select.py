@@ -111,6 +111,17 @@ def test_lists_too_long_for_registers_are_streamed(kind: str, kernel_device: tor
     check(logits_of(kind, (2, 2, 200), BF16, kernel_device), 200, 1, 24, launch=launch)
 
 
+@pytest.mark.parametrize(
+    "launch",
+    [
+        SelectLaunch(128, 1, 64, 2, 2, 1, 64, 1),  # a group of two words, a slice read whole
+        SelectLaunch(128, 1, 64, 1, 1, 1, 64, 1),  # and not whole
+    ],
+)
+def test_groups_of_more_ids_than_bits(launch: SelectLaunch, kernel_device: torch.device) -> None:
+    check(logits_of("few_values", (2, 1, 250), FP32, kernel_device), 249, 1, 3, launch=launch)
+
+
 def test_the_twin_is_a_plain_sort(kernel_device: torch.device) -> None:
     for kind in HARD:
         local = logits_of(kind, (4, 3, 61), BF16, torch.device("cpu"))
@@ -195,6 +206,6 @@ def test_launch_settings_keep_the_kernels_bounds(width: int, batch: int) -> None
         chunks = -(-width // launch.block)
         assert chunks * launch.block // launch.group <= 8192
         assert launch.block % launch.group == 0
-        assert launch.parts <= launch.best_tile <= 32768
+        assert launch.parts <= launch.best_tile <= 16384
         sizes = (launch.block, launch.group, launch.parts, launch.list_tile, launch.best_tile)
         assert all(n & (n - 1) == 0 for n in sizes)
