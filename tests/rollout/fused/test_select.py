@@ -78,6 +78,7 @@ def test_hard_logits(
         (BF16, (2, 2, 70), 33, 1, 50),  # more offers than ids: sentinels
         (FP16, (3, 1, 48), 48, 0, 48),  # K = N
         (FP32, (3, 1, 48), 40, 0, 100),  # K > N
+        (BF16, (2, 1, 64), 64, 1, 40),  # more offers than groups, none of them padding
         (BF16, (2, 2, 100), 99, 2, 10),  # no corrected row
         (BF16, (2, 1, 1), 1, 1, 5),  # one id
         (BF16, (1, 2, 40), 40, 0, 1),  # a pool of one

@@ -2,7 +2,7 @@
 
 The ``want``-th best of the groups' bests bounds the pool's cutoff from below: ``want`` ids reach
 it. How many more do depends on the data. Lists have room for all ids; long ones are slow, not
-wrong.
+wrong. With fewer than ``want`` groups all ids are listed.
 
 A kernel of a few microseconds is bound by the instructions of one multiprocessor, so every program
 of a request repeats only the search for the bound, and lists its own slice of the groups.
@@ -25,6 +25,13 @@ def _ones(bits):
     bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
     bits = (bits + (bits >> 4)) & 0x0F0F0F0F
     return ((bits * 0x01010101) >> 24) & 0xFF
+
+
+@jit
+def _bound(best, live, groups, want):
+    """What at least ``want`` ids reach: any, where there are fewer groups than that."""
+    bound = kth_largest(best, live, tl.minimum(want, groups), 1 << 32)
+    return tl.where(want > groups, -2147483648, bound)
 
 
 @jit
@@ -104,12 +111,12 @@ def list_groups(
         entry = part * SLICE + tl.arange(0, SLICE * WORDS) // WORDS
         here = entry < groups
         at, keys = _read(scores, entry, here, GROUP, WORD)
-        bound = kth_largest(best, live, want, 1 << 32)
+        bound = _bound(best, live, groups, want)
         count = _append(scores, list_keys, list_ids, count, at, keys, here, bound)
     else:
         own = part * SLICE + tl.arange(0, SLICE)
         own_best = tl.load(group_best + own, mask=own < groups, other=0).to(tl.int32)
-        bound = kth_largest(best, live, want, 1 << 32)
+        bound = _bound(best, live, groups, want)
         listed = ((own < groups) & (own_best >= bound)).to(tl.int32)
         place = tl.cumsum(listed, 0) - listed
         tl.store(group_ids + place, own, mask=listed > 0)

@@ -164,7 +164,7 @@ def list_candidates(scanned: Scanned, pool: int, launch: SelectLaunch) -> Lists:
         new((batch, parts, slice_groups)),
         *lists,
         groups,
-        min(pool, groups),
+        pool,
         capacity,
         PARTS=parts,
         GROUP=launch.group,
