@@ -24,7 +24,7 @@ from torch import Tensor
 
 from knockon.rollout.fused.best_k import best_k, launch_best_k
 from knockon.rollout.fused.select import choose, list_candidates, scan, select, select_kernel
-from knockon.rollout.fused.select_launch import SelectLaunch, select_launch
+from knockon.rollout.fused.select_launch import BestLaunch, SelectLaunch, select_launch
 from knockon.rollout.fused.select_plain import best_k_plain, select_plain
 
 ROWS, PREFIX, POOL = 15, 1, 2048
@@ -52,19 +52,17 @@ def microseconds(call: Callable[[], Any], calls: int) -> float:
     return statistics.median(times)
 
 
-def scan_variants(launch: SelectLaunch) -> list[SelectLaunch]:
-    sizes = [(1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16)]
-    return [replace(launch, block=block, scan_warps=warps) for block, warps in sizes]
-
-
 def list_variants(launch: SelectLaunch, batch: int) -> list[SelectLaunch]:
-    parts = {1: (8, 16, 32), 8: (4, 8, 16), 64: (2, 4)}[batch]
+    """Variants of ``list_groups``; those with other groups or parts change the other kernels."""
+    parts = {1: (16, 64), 8: (8, 32), 64: (4,)}[batch]
     found = [replace(launch, parts=n) for n in parts]
-    return found + [replace(launch, list_warps=warps) for warps in (8, 32)]
+    found += [replace(launch, list_tile=tile) for tile in (128, 256) if tile < launch.list_tile]
+    found += [replace(launch, list_warps=8), replace(launch, group=2 * launch.group)]
+    return found
 
 
 def choose_variants(launch: SelectLaunch) -> list[SelectLaunch]:
-    sizes = [(4096, 8), (4096, 16), (8192, 16), (8192, 32)]
+    sizes = [(4096, 4), (4096, 16), (8192, 16)]
     return [replace(launch, best_tile=tile, best_warps=warps) for tile, warps in sizes]
 
 
@@ -84,7 +82,7 @@ def time_select(local: Tensor, variants: bool) -> dict[str, Any]:
 
     check(launch)
     scanned = scan(local, width, PREFIX, launch)
-    lists, _ = list_candidates(scanned, 0, POOL, nan_rows, launch)
+    lists = list_candidates(scanned, POOL, launch)
     result: dict[str, Any] = {
         "batch": batch,
         "width": width,
@@ -93,30 +91,29 @@ def time_select(local: Tensor, variants: bool) -> dict[str, Any]:
         "most_in_a_part": lists.counts.max().item(),
         "select": microseconds(lambda: select(local, width, 0, PREFIX, POOL, nan_rows), calls),
         "scan_rows": microseconds(lambda: scan(local, width, PREFIX, launch), calls),
-        "list_groups": microseconds(
-            lambda: list_candidates(scanned, 0, POOL, nan_rows, launch), calls
+        "list_groups": microseconds(lambda: list_candidates(scanned, POOL, launch), calls),
+        "choose_listed": microseconds(
+            lambda: choose(scanned, lists, 0, POOL, nan_rows, launch), calls
         ),
-        "choose_best": microseconds(lambda: choose(lists, 0, POOL, launch), calls),
         "amax_only": microseconds(lambda: local.amax(0), calls),
         "topk_only": microseconds(lambda: local[0].topk(POOL, sorted=False), calls),
     }
     if not variants:
         return result
     timed = []
-    for which in scan_variants(launch):
-        check(which)
-        spent = microseconds(lambda which=which: scan(local, width, PREFIX, which), calls)
-        timed.append(("scan_rows", which, spent))
     for which in list_variants(launch, batch):
         check(which)
+        again = scan(local, width, PREFIX, which)
         spent = microseconds(
-            lambda which=which: list_candidates(scanned, 0, POOL, nan_rows, which), calls
+            lambda which=which, again=again: list_candidates(again, POOL, which), calls
         )
         timed.append(("list_groups", which, spent))
     for which in choose_variants(launch):
         check(which)
-        spent = microseconds(lambda which=which: choose(lists, 0, POOL, which), calls)
-        timed.append(("choose_best", which, spent))
+        spent = microseconds(
+            lambda which=which: choose(scanned, lists, 0, POOL, nan_rows, which), calls
+        )
+        timed.append(("choose_listed", which, spent))
     result["variants"] = [
         {"kernel": kernel, "launch": asdict(which), "microseconds": spent}
         for kernel, which, spent in timed
@@ -134,38 +131,40 @@ def time_best_k(batch: int) -> dict[str, Any]:
         "entries": 2 * POOL,
         "k": POOL,
         "best_k": microseconds(lambda: best_k(keys, ids, POOL), 10),
-        "warps": {
-            warps: microseconds(
-                lambda warps=warps: launch_best_k(keys, ids, POOL, 2 * POOL, warps), 10
+        "variants": {
+            f"warps={warps} parts={parts}": microseconds(
+                lambda warps=warps, parts=parts: launch_best_k(
+                    keys, ids, POOL, BestLaunch(2 * POOL, warps, parts)
+                ),
+                10,
             )
-            for warps in (8, 16, 32)
+            for warps, parts in ((4, 4), (8, 1), (8, 2), (8, 8), (16, 4))
         },
     }
 
 
 def print_tables(sizes: list[dict[str, Any]], merges: list[dict[str, Any]]) -> None:
-    parts = ("select", "scan_rows", "list_groups", "choose_best", "amax_only", "topk_only")
+    parts = ("select", "scan_rows", "list_groups", "choose_listed", "amax_only", "topk_only")
     print("microseconds a call")
-    print("".join(f"{name:>12}" for name in ("N", "B", *parts, "listed", "most")))
+    print("".join(f"{name:>14}" for name in ("N", "B", *parts, "listed", "most")))
     for size in sizes:
         cells = [str(size["width"]), str(size["batch"])]
         cells += [f"{size[name]:.1f}" for name in parts]
         cells += [f"{size['listed']:.0f}", str(size["most_in_a_part"])]
-        print("".join(f"{cell:>12}" for cell in cells))
+        print("".join(f"{cell:>14}" for cell in cells))
     for size in sizes:
         for tried in size.get("variants", ()):
             launch = tried["launch"]
             names = {
-                "scan_rows": ("block", "scan_warps"),
-                "list_groups": ("parts", "list_tile", "list_warps"),
-                "choose_best": ("best_tile", "best_warps"),
+                "list_groups": ("group", "parts", "list_tile", "list_warps"),
+                "choose_listed": ("best_tile", "best_warps"),
             }[tried["kernel"]]
             setting = " ".join(f"{name}={launch[name]}" for name in names)
             where = f"N={size['width']} B={size['batch']}"
             print(f"{where} {tried['kernel']} {setting}: {tried['microseconds']:.1f}")
     for merge in merges:
-        warps = " ".join(f"warps={n}: {spent:.1f}" for n, spent in merge["warps"].items())
-        print(f"best_k B={merge['batch']}: {merge['best_k']:.1f} ({warps})")
+        tried = ", ".join(f"{name}: {spent:.1f}" for name, spent in merge["variants"].items())
+        print(f"best_k B={merge['batch']}: {merge['best_k']:.1f} ({tried})")
 
 
 def main() -> None:

@@ -78,6 +78,7 @@ def test_hard_logits(
         (BF16, (2, 2, 70), 33, 1, 50),  # more offers than ids: sentinels
         (FP16, (3, 1, 48), 48, 0, 48),  # K = N
         (FP32, (3, 1, 48), 40, 0, 100),  # K > N
+        (BF16, (2, 1, 64), 64, 1, 40),  # more offers than groups, none of them padding
         (BF16, (2, 2, 100), 99, 2, 10),  # no corrected row
         (BF16, (2, 1, 1), 1, 1, 5),  # one id
         (BF16, (1, 2, 40), 40, 0, 1),  # a pool of one
@@ -109,6 +110,17 @@ def test_padding_is_never_read_as_a_number(kernel_device: torch.device) -> None:
 def test_lists_too_long_for_registers_are_streamed(kind: str, kernel_device: torch.device) -> None:
     launch = SelectLaunch(64, 1, 16, 2, 1, 1, 8, 1)
     check(logits_of(kind, (2, 2, 200), BF16, kernel_device), 200, 1, 24, launch=launch)
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        SelectLaunch(128, 1, 64, 2, 2, 1, 64, 1),  # a group of two words, a slice read whole
+        SelectLaunch(128, 1, 64, 1, 1, 1, 64, 1),  # and not whole
+    ],
+)
+def test_groups_of_more_ids_than_bits(launch: SelectLaunch, kernel_device: torch.device) -> None:
+    check(logits_of("few_values", (2, 1, 250), FP32, kernel_device), 249, 1, 3, launch=launch)
 
 
 def test_the_twin_is_a_plain_sort(kernel_device: torch.device) -> None:
@@ -195,6 +207,6 @@ def test_launch_settings_keep_the_kernels_bounds(width: int, batch: int) -> None
         chunks = -(-width // launch.block)
         assert chunks * launch.block // launch.group <= 8192
         assert launch.block % launch.group == 0
-        assert launch.parts <= launch.best_tile <= 32768
+        assert launch.parts <= launch.best_tile <= 16384
         sizes = (launch.block, launch.group, launch.parts, launch.list_tile, launch.best_tile)
         assert all(n & (n - 1) == 0 for n in sizes)

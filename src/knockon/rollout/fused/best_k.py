@@ -7,7 +7,7 @@ from torch import Tensor
 from knockon.rollout.fused.backend import runs_on
 from knockon.rollout.fused.best_kernels import choose_best
 from knockon.rollout.fused.keys import SENTINEL
-from knockon.rollout.fused.select_launch import best_launch
+from knockon.rollout.fused.select_launch import BestLaunch, best_launch
 from knockon.rollout.fused.select_plain import best_k_plain
 
 
@@ -29,27 +29,26 @@ def best_k(keys: Tensor, ids: Tensor, k: int) -> Tensor:
 
 def best_k_kernel(keys: Tensor, ids: Tensor, k: int) -> Tensor:
     """:func:`best_k` by the kernel, on a GPU or in Triton's interpreter."""
-    return launch_best_k(keys, ids, k, *best_launch(keys.shape[1]))
+    batch, entries = keys.shape
+    return launch_best_k(keys, ids, k, best_launch(batch, entries))
 
 
-def launch_best_k(keys: Tensor, ids: Tensor, k: int, tile: int, warps: int) -> Tensor:
+def launch_best_k(keys: Tensor, ids: Tensor, k: int, launch: BestLaunch) -> Tensor:
     """:func:`best_k_kernel` with launch settings of the caller's."""
     batch, entries = keys.shape
     out = ids.new_empty((batch, k))
-    choose_best[(batch,)](
+    choose_best[(batch, launch.parts)](
         keys,
         ids,
-        keys,
-        out,
         out,
         k,
         entries,
-        0,
+        # A multiple of 16 lets whole vectors be loaded.
+        -(-entries // (16 * launch.parts)) * 16,
         PADDING=SENTINEL,
-        PARTS=1,
-        COUNTED=False,
-        WITH_KEYS=False,
-        TILE=tile,
-        num_warps=warps,
+        PARTS=launch.parts,
+        TILE=launch.tile,
+        STRIDE=1 << 32,
+        num_warps=launch.warps,
     )
     return out

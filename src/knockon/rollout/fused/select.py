@@ -9,9 +9,9 @@ from torch import Tensor
 
 from knockon.errors import Refused
 from knockon.rollout.fused.backend import power_of_two, runs_on
-from knockon.rollout.fused.best_kernels import choose_best
 from knockon.rollout.fused.keys import key_dtype, padding_key
-from knockon.rollout.fused.select_kernels import finish_rows, list_groups, scan_rows
+from knockon.rollout.fused.list_kernel import choose_listed, list_groups
+from knockon.rollout.fused.select_kernels import finish_rows, scan_rows
 from knockon.rollout.fused.select_launch import SelectLaunch, select_launch
 from knockon.rollout.fused.select_plain import select_plain
 from knockon.rollout.fused.selected import Selected
@@ -69,8 +69,8 @@ def select_kernel(
     scanned = scan(local, num_org, prefix, launch)
     if not pool:
         return finish(scanned, start, nan_rows)
-    lists, prefix_best = list_candidates(scanned, start, pool, nan_rows, launch)
-    return Selected(*prefix_best, *choose(lists, start, pool, launch))
+    lists = list_candidates(scanned, pool, launch)
+    return choose(scanned, lists, start, pool, nan_rows, launch)
 
 
 class Scanned(NamedTuple):
@@ -100,7 +100,6 @@ class Lists(NamedTuple):
     keys: Tensor
     ids: Tensor
     counts: Tensor
-    padding: int
 
 
 def scan(local: Tensor, num_org: int, prefix: int, launch: SelectLaunch) -> Scanned:
@@ -146,59 +145,70 @@ def finish(scanned: Scanned, start: int, nan_rows: Tensor) -> Selected:
     return found
 
 
-def list_candidates(
-    scanned: Scanned, start: int, pool: int, nan_rows: Tensor, launch: SelectLaunch
-) -> tuple[Lists, tuple[Tensor, Tensor]]:
-    """The lists that hold every winner, and the prefix rows' keys and ids."""
+def list_candidates(scanned: Scanned, pool: int, launch: SelectLaunch) -> Lists:
+    """The lists that hold every winner."""
     batch, groups = scanned.group_best.shape
-    _, prefix, chunks = scanned.row_best.shape
     new = scanned.row_best.new_empty
-    want = min(pool, groups)
-    share = -(-want // launch.parts)
-    shape = (batch, launch.parts, share * launch.group)
+    most_groups = power_of_two(groups)
+    parts = min(launch.parts, most_groups)
+    slice_groups = most_groups // parts
+    # A multiple of 16 lets whole vectors be loaded.
+    capacity = -(-slice_groups * launch.group // 16) * 16
     lists = Lists(
-        keys=new(shape, dtype=scanned.scores.dtype),
-        ids=new(shape),
-        counts=new((batch, launch.parts)),
-        padding=scanned.padding,
+        keys=new((batch, parts, capacity), dtype=scanned.scores.dtype),
+        ids=new((batch, parts, capacity)),
+        counts=new((batch, parts)),
     )
-    prefix_best = (new((batch, prefix)), new((batch, prefix)))
-    list_groups[(launch.parts + 1, batch)](
-        *scanned[:5],
-        new((batch, launch.parts, share)),
-        *lists[:3],
-        *prefix_best,
-        nan_rows,
+    list_groups[(batch, parts)](
+        *scanned[:2],
+        new((batch, parts, slice_groups)),
+        *lists,
         groups,
-        want,
-        share,
-        chunks,
-        start,
-        **scanned.settings(),
+        pool,
+        capacity,
+        PARTS=parts,
         GROUP=launch.group,
-        GROUPS=power_of_two(groups),
+        GROUPS=most_groups,
         TILE=launch.list_tile,
         num_warps=launch.list_warps,
     )
-    return lists, prefix_best
+    return lists
 
 
-def choose(lists: Lists, start: int, pool: int, launch: SelectLaunch) -> tuple[Tensor, Tensor]:
-    """The pool's keys and ids, ``[B, pool]`` each."""
+def choose(
+    scanned: Scanned,
+    lists: Lists,
+    start: int,
+    pool: int,
+    nan_rows: Tensor,
+    launch: SelectLaunch,
+) -> Selected:
+    """The pool out of the lists; the prefix rows' tokens beside it."""
     batch, parts, capacity = lists.keys.shape
+    _, prefix, chunks = scanned.row_best.shape
+    prefix_keys, prefix_ids = lists.ids.new_empty((2, batch, prefix))
     keys, ids = lists.ids.new_empty((2, batch, pool))
-    choose_best[(batch,)](
-        *lists[:3],
+    choose_listed[(batch, parts + 1)](
+        *lists,
+        *scanned[2:5],
         keys,
         ids,
+        prefix_keys,
+        prefix_ids,
+        nan_rows,
         pool,
         capacity,
+        chunks,
         start,
-        PADDING=lists.padding,
+        **scanned.settings(),
         PARTS=parts,
-        COUNTED=True,
-        WITH_KEYS=True,
-        TILE=launch.best_tile,
+        TILE=max(launch.best_tile, parts),
+        STRIDE=cutoff_stride(lists.keys.dtype),
         num_warps=launch.best_warps,
     )
-    return keys, ids
+    return Selected(prefix_keys, prefix_ids, keys, ids)
+
+
+def cutoff_stride(keys: torch.dtype) -> int:
+    """First step of the search for the cutoff, which lies a little above the lists' lowest key."""
+    return 4 if keys == torch.int16 else 4 << 16

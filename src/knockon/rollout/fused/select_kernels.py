@@ -1,11 +1,7 @@
-"""Kernels of pool selection before the last choice: one reading of the logits, then a short list.
+"""Kernels that read the logits, once, and finish the rows that need no pool.
 
-``scan_rows`` reads every base logit once and leaves, for each id, the key of its best corrected
-row, and the best of each group of ``GROUP`` neighbouring ids. The ``want``-th best of the groups'
-bests bounds the pool's cutoff from below. ``list_groups`` finds that bound and lists the ids that
-reach it, out of exactly ``want`` groups, whatever the data. Those above the bound number fewer than
-``want``, and of the groups that just reach it the first suffice: each holds a tie, lower than any
-tie of a later group.
+``scan_rows`` leaves, for each id, the key of its best corrected row, and the best of each group of
+``GROUP`` neighbouring ids; for the prefix rows, each block's best.
 """
 
 # Kernel signatures are Triton's, not Python's.
@@ -14,7 +10,6 @@ tie of a later group.
 from __future__ import annotations
 
 from knockon.rollout.fused.backend import jit, tl
-from knockon.rollout.fused.best_kernels import kth_largest, places
 
 
 @jit
@@ -107,7 +102,7 @@ def scan_rows(
 
 
 @jit
-def _finish_rows(
+def finish_request(
     request,
     row_best,
     row_best_at,
@@ -156,7 +151,7 @@ def finish_rows(
     CHUNKS: tl.constexpr,
 ):
     """The best of all chunks' bests for every prefix row of a request, and its rows with NaN."""
-    _finish_rows(
+    finish_request(
         tl.program_id(0).to(tl.int64),
         row_best,
         row_best_at,
@@ -171,93 +166,3 @@ def finish_rows(
         PREFIX,
         CHUNKS,
     )
-
-
-@jit
-def list_groups(
-    scores,
-    group_best,
-    row_best,
-    row_best_at,
-    nan_masks,
-    group_ids,
-    list_keys,
-    list_ids,
-    counts,
-    prefix_keys,
-    prefix_ids,
-    nan_rows,
-    groups,
-    want,
-    share,
-    chunks,
-    start,
-    PADDING: tl.constexpr,
-    ROWS: tl.constexpr,
-    PREFIX: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """The ids that reach the bound, listed by several programs a request, ``share`` groups each.
-
-    One more program a request does what :func:`finish_rows` does, beside the others.
-
-    Args:
-        scores, group_best: from :func:`scan_rows`; ``groups`` a request.
-        group_ids: ``[B, parts, share]`` int32, scratch.
-        list_keys, list_ids: ``[B, parts, share * GROUP]``, filled from the left, ids ascending.
-        counts: ``[B, parts]`` int32, how far.
-    """
-    part = tl.program_id(0)
-    parts = tl.num_programs(0) - 1
-    request = tl.program_id(1).to(tl.int64)
-    if part == parts:
-        _finish_rows(
-            request,
-            row_best,
-            row_best_at,
-            nan_masks,
-            prefix_keys,
-            prefix_ids,
-            nan_rows,
-            chunks,
-            start,
-            PADDING,
-            ROWS,
-            PREFIX,
-            CHUNKS,
-        )
-    else:
-        group = tl.arange(0, GROUPS)
-        live = group < groups
-        best = tl.load(group_best + request * groups + group, mask=live, other=PADDING)
-        best = best.to(tl.int32)
-        bound = kth_largest(best, live, want)
-        above = live & (best > bound)
-        ties = want - tl.sum(above.to(tl.int32), 0)
-        chosen, place = places(above, live & (best == bound), ties)
-        place -= part * share
-        group_ids += (request * parts + part) * share
-        tl.store(group_ids + place, group, mask=chosen & (place >= 0) & (place < share))
-        tl.debug_barrier()  # the program reads back what it wrote
-
-        scores += request * groups * GROUP
-        list_keys += (request * parts + part) * share * GROUP
-        list_ids += (request * parts + part) * share * GROUP
-        mine = tl.minimum(want - part * share, share)
-        count = tl.full([], 0, tl.int32)
-        for first in range(0, mine, TILE):
-            slot = first + tl.arange(0, TILE)
-            here = slot < mine
-            listed = tl.load(group_ids + slot, mask=here, other=0)
-            at = listed[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-            keys = tl.load(scores + at, mask=here[:, None], other=PADDING).to(tl.int32)
-            reaches = here[:, None] & (keys >= bound)
-            flat = tl.reshape(reaches.to(tl.int32), [TILE * GROUP])
-            to = tl.reshape(tl.cumsum(flat, 0) - flat, [TILE, GROUP]) + count
-            tl.store(list_keys + to, keys, mask=reaches)
-            tl.store(list_ids + to, at, mask=reaches)
-            count += tl.sum(flat, 0)
-        tl.store(counts + request * parts + part, count)

@@ -14,15 +14,15 @@ _MOST_ENTRIES = 32768
 
 @dataclass(frozen=True)
 class SelectLaunch:
-    """Launch settings of one selection.
+    """Launch settings of one selection, powers of two.
 
     Attributes:
         block: ids per program of ``scan_rows``. scan_warps: its warps.
         group: neighbouring ids whose best bounds the cutoff.
-        parts: programs a request of ``list_groups``. list_tile: groups at a time in each.
-            list_warps: its warps.
-        best_tile: entries of the lists that ``choose_best`` keeps in registers.
-            best_warps: its warps.
+        parts: lists a request, each of one program of ``list_groups`` and of ``choose_listed``.
+        list_tile: groups at a time in ``list_groups``. list_warps: its warps.
+        best_tile: entries of the lists, of all parts together, that ``choose_listed`` keeps in
+            registers. best_warps: its warps.
     """
 
     block: int
@@ -35,27 +35,43 @@ class SelectLaunch:
     best_warps: int
 
 
+@dataclass(frozen=True)
+class BestLaunch:
+    """Launch settings of one merge, powers of two.
+
+    Attributes:
+        tile: entries, of all parts together, kept in registers. warps: of each program.
+        parts: programs a request, each for a part of the output.
+    """
+
+    tile: int
+    warps: int
+    parts: int
+
+
 def select_launch(batch: int, width: int, k: int) -> SelectLaunch:
     """Settings for ``batch`` requests over ``width`` ids each."""
     block = min(2048, max(64, power_of_two(width)))
     group = max(8, power_of_two(-(-width // _MOST_GROUPS)))
     block = max(block, group)
-    parts = min(16, power_of_two(max(1, 128 // batch)))
-    parts = max(2, parts)
-    best_tile, best_warps = best_launch(4 * k)
+    groups = power_of_two(-(-width // block) * block // group)
+    # As many programs as multiprocessors, for which a slice is small enough to be read whole.
+    parts = min(32, max(1, groups // 32), max(2, power_of_two(128 // batch)))
+    tile = min(_MOST_ENTRIES // 2, max(64, power_of_two(2 * k)))
     return SelectLaunch(
         block=block,
         scan_warps=max(1, min(8, block // 256)),
         group=group,
-        parts=min(parts, best_tile),
-        list_tile=max(1, min(power_of_two(-(-k // parts)), 4096 // group)),
-        list_warps=16,
-        best_tile=best_tile,
-        best_warps=best_warps,
+        parts=parts,
+        list_tile=max(1, min(groups // parts, 16384 // group, 512)),
+        list_warps=max(1, min(16, groups // 32)),
+        best_tile=max(tile, parts),
+        best_warps=max(1, min(8, tile // 256)),
     )
 
 
-def best_launch(entries: int) -> tuple[int, int]:
-    """Entries kept in registers and warps of ``choose_best`` for lists of about ``entries``."""
+def best_launch(batch: int, entries: int) -> BestLaunch:
+    """Settings for ``batch`` merges of ``entries`` each."""
     tile = min(_MOST_ENTRIES // 2, max(64, power_of_two(entries)))
-    return tile, max(1, min(16, tile // 128))
+    parts = min(8, tile // 64, max(1, power_of_two(128 // batch)))
+    return BestLaunch(tile=tile, warps=max(1, min(8, tile // 256)), parts=parts)
