@@ -116,14 +116,18 @@ def launches(batch: int, sms: int) -> dict[str, ResidentLaunch | TiledLaunch]:
     if batch <= 8:
         found["resident c16"] = ResidentLaunch(128, 8, 16)
     m = min(64, max(16, 1 << (batch - 1).bit_length()))
-    for programs, warps, requests, block, stages, rows, ahead in (
-        (128, 4, m, 128, 4, 128, 0),
-        (128, 8, m, 128, 4, 128, 0),
-        (128, 8, m, 128, 4, 256, 0),
-        (128, 4, m, 256, 3, 128, 0),
+    for block, stages, rows in (
+        (128, 4, 128),
+        (256, 3, 128),
+        (256, 4, 128),
+        (512, 2, 128),
+        (512, 3, 128),
+        (256, 3, 64),
     ):
-        name = f"tiled {programs} w{warps} m{requests} k{block} s{stages} p{rows} {ahead}"
-        found[name] = TiledLaunch(programs, warps, requests, block, stages, rows, 128, ahead)
+        if m * block * 6 * (stages - 1) < 180_000:
+            found[f"tiled m{m} k{block} s{stages} p{rows}"] = TiledLaunch(
+                128, 4, m, block, stages, rows
+            )
     return found
 
 

@@ -74,8 +74,6 @@ class TiledLaunch:
     block: int
     stages: int
     pool_rows: int
-    owners: int
-    ahead: int = 0
 
 
 @lru_cache
@@ -89,12 +87,13 @@ def processors(device: torch.device) -> int:
 def choose_launch(batch: int, pool: int, sms: int) -> ResidentLaunch | TiledLaunch:
     """Which kernel takes a batch, and how: from sizes and the device alone, never from timings."""
     programs = power_of_two(sms + 1) // 2
-    if batch <= 4:
-        return ResidentLaunch(programs, 8, chunk=32)
-    requests = min(64, max(16, power_of_two(batch)))
-    return TiledLaunch(
-        2 * programs if sms > 1 else 1, 4, requests, block=128, stages=3, pool_rows=64, owners=programs
-    )
+    if batch <= 2:
+        return ResidentLaunch(programs, 8, chunk=16)
+    if batch <= 16:
+        # The whole product of a step is in flight at once.
+        return TiledLaunch(programs, 4, 16, block=256, stages=3, pool_rows=128)
+    requests = min(64, power_of_two(batch))
+    return TiledLaunch(programs, 4, requests, block=128, stages=4, pool_rows=128)
 
 
 def run_chain(
@@ -216,13 +215,13 @@ def _run_tiled(
     gru, correction = weights.table.shape[1] // 3, weights.correction_out.shape[1]
     pool_rows, packed = weights.pool_rows()
     per = launch.programs // power_of_two(batch)
-    units = power_of_two(-(-gru // launch.owners))
-    hidden_units = power_of_two(-(-correction // launch.owners))
+    units = power_of_two(-(-gru // launch.programs))
+    hidden_units = power_of_two(-(-correction // launch.programs))
     columns = max(16, power_of_two(3 * units + hidden_units))
     share = -(-pool // per)
     tile = min(launch.pool_rows, power_of_two(share))
     words = torch.zeros(steps * batch + 1, dtype=torch.int64, device=tokens.device)
-    sizes = [batch * gru, launch.owners * batch * columns, batch * correction]
+    sizes = [batch * gru, launch.programs * batch * columns, batch * correction]
     scratch = torch.empty(sum(sizes), dtype=torch.float32, device=tokens.device)
     states, own_gates, hidden = scratch.split(sizes)
     # Triton's interpreter, the only one to run this off a GPU, has no BF16 product.
@@ -260,8 +259,6 @@ def _run_tiled(
         WIDTH=pool_rows.shape[1],
         WIDTH_BLOCK=power_of_two(pool_rows.shape[1]),
         PROGRAMS=launch.programs,
-        OWNERS=launch.owners,
-        AHEAD=launch.ahead,
         PER=per,
         UNITS=units,
         HIDDEN=hidden_units,

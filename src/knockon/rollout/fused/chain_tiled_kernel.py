@@ -49,13 +49,6 @@ def _parts(x):
 
 
 @jit
-def _places(own, first, turn, pool, POOL_ROWS: tl.constexpr):
-    """Places of a program's pool tile and which of them are real."""
-    k = first + turn * POOL_ROWS + tl.arange(0, POOL_ROWS)
-    return k, k < pool
-
-
-@jit
 def _tile_ids(pool_ids, own, k, k_in, pool):
     return tl.load(pool_ids + own * pool + k, mask=k_in, other=0)
 
@@ -66,15 +59,6 @@ def _tile_rows(correction_out, ids, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constex
     e = tl.arange(0, WIDTH_BLOCK)
     at = correction_out + ids.to(tl.int64)[:, None] * WIDTH + e[None, :]
     return tl.load(at, mask=e[None, :] < WIDTH, other=0)
-
-
-@jit
-def _tile_base(base, ids, k, k_in, row, first_row, step, start, INDEXED: tl.constexpr):
-    if INDEXED:
-        at = base + start + row * step + ids
-    else:
-        at = base + start + (row - first_row) * step + k
-    return tl.load(at, mask=k_in, other=0.0)
 
 
 @jit
@@ -106,9 +90,7 @@ def chain_tiled(
     WIDTH: tl.constexpr,  # of a row of correction_out
     WIDTH_BLOCK: tl.constexpr,
     PROGRAMS: tl.constexpr,
-    OWNERS: tl.constexpr,  # of them, from the first, that own units
     PER: tl.constexpr,  # programs for each request's pool
-    AHEAD: tl.constexpr,
     UNITS: tl.constexpr,  # GRU units of a program
     HIDDEN: tl.constexpr,  # correction units of a program
     M: tl.constexpr,  # requests of a tile of the state product
@@ -137,23 +119,13 @@ def chain_tiled(
     e_in = e < WIDTH
     PAIR: tl.constexpr = 2 if PACKED else 1
     wide_step = tl.zeros([], tl.int64) + base_step
-    # A pool tile is summed while the next one's rows and base logits, and the ids after those, are
-    # on their way. After a program's last tile comes its first, for the next step.
     own = pid // PER  # the request whose pool this program scores
-    shown = tl.minimum(own, batch - 1)
-    start = (tl.zeros([], tl.int64) + base_row) * shown
+    start = (tl.zeros([], tl.int64) + base_row) * own
     first = (pid % PER) * (turns * POOL_ROWS)
-    if AHEAD == 1:
-        k, k_in = _places(own, first, 0, pool, POOL_ROWS)
-        ids = _tile_ids(pool_ids, shown, k, k_in, pool)
-        rows = _tile_rows(correction_out, ids, WIDTH, WIDTH_BLOCK)
-        logit = _tile_base(base, ids, k, k_in, prefix, prefix, wide_step, start, INDEXED)
-        next_k, next_in = _places(own, first, 1 % turns, pool, POOL_ROWS)
-        next_ids = _tile_ids(pool_ids, shown, next_k, next_in, pool)
 
     for j in range(0, steps):
         tl.debug_barrier()  # the gates were stored by other threads of this program
-        for first_request in range(0, tl.where(pid < OWNERS, batch, 0), M):
+        for first_request in range(0, batch, M):
             b = first_request + tl.arange(0, M)
             b_in = b < batch
             if j == 0:
@@ -192,7 +164,7 @@ def chain_tiled(
         entered += 1
         _wait_for_all(barrier, entered * PROGRAMS, PROGRAMS > 1)
 
-        for first_request in range(0, tl.where(pid < OWNERS, batch, 0), M):
+        for first_request in range(0, batch, M):
             b = first_request + tl.arange(0, M)
             b_in = b < batch
             z_in = b_in[:, None] & is_hidden[None, :] & (j + 0 * n[None, :] >= prefix)
@@ -230,49 +202,21 @@ def chain_tiled(
                 even = tl.load(at, mask=e_in, other=0.0, cache_modifier=".cg")
                 odd = tl.load(at + PAIR - 1, mask=e_in, other=0.0, cache_modifier=".cg")
                 winner = tl.zeros([POOL_ROWS], tl.int64)
-                if AHEAD == 1:
-                    for turn in range(0, turns):
-                        coming = _tile_rows(correction_out, next_ids, WIDTH, WIDTH_BLOCK)
-                        next_k, next_in = _places(own, first, (turn + 1) % turns, pool, POOL_ROWS)
-                        coming_row = tl.minimum(j + (turn + 1) // turns, steps - 1)
-                        coming_logit = _tile_base(
-                            base, next_ids, next_k, next_in, coming_row, prefix, wide_step, start,
-                            INDEXED,
-                        )  # fmt: skip
-                        after_k, after_in = _places(own, first, (turn + 2) % turns, pool, POOL_ROWS)
-                        after_ids = _tile_ids(pool_ids, own, after_k, after_in, pool)
-                        total = pool_sums(rows, even, odd, PACKED) + logit.to(tl.float32)
-                        k, k_in = _places(own, first, turn, pool, POOL_ROWS)
-                        winner = tl.maximum(winner, tl.where(k_in, pack(total, ids), 0))
-                        rows, logit, ids, next_ids = coming, coming_logit, next_ids, after_ids
-                elif AHEAD > 1:
-                    for turn in tl.range(0, turns, num_stages=AHEAD):
-                        some, some_in = _places(own, first, turn, pool, POOL_ROWS)
-                        some_ids = _tile_ids(pool_ids, own, some, some_in, pool)
-                        some_rows = _tile_rows(correction_out, some_ids, WIDTH, WIDTH_BLOCK)
-                        some_logit = _tile_base(
-                            base, some_ids, some, some_in, j, prefix, wide_step, start, INDEXED
-                        )
-                        some_total = pool_sums(some_rows, even, odd, PACKED)
-                        some_total += some_logit.to(tl.float32)
-                        sums = tl.where(some_in, pack(some_total, some_ids), 0)
-                        winner = tl.maximum(winner, sums)
-                else:
-                    some = first + tl.arange(0, POOL_ROWS)
-                    some_ids = tl.load(pool_ids + own * pool + some, mask=some < pool, other=0)
-                    for turn in range(0, turns):
-                        some_rows = _tile_rows(correction_out, some_ids, WIDTH, WIDTH_BLOCK)
-                        some_logit = _tile_base(
-                            base, some_ids, some, some < pool, j, prefix, wide_step, start, INDEXED
-                        )
-                        then = some + POOL_ROWS
-                        then_in = then < tl.minimum(pool, first + turns * POOL_ROWS)
-                        then_ids = tl.load(pool_ids + own * pool + then, mask=then_in, other=0)
-                        some_total = pool_sums(some_rows, even, odd, PACKED)
-                        some_total += some_logit.to(tl.float32)
-                        sums = tl.where(some < pool, pack(some_total, some_ids), 0)
-                        winner = tl.maximum(winner, sums)
-                        some, some_ids = then, then_ids
+                k = first + tl.arange(0, POOL_ROWS)
+                ids = _tile_ids(pool_ids, own, k, k < pool, pool)
+                for turn in range(0, turns):
+                    rows = _tile_rows(correction_out, ids, WIDTH, WIDTH_BLOCK)
+                    base_at = base + start + (j - prefix) * wide_step + k
+                    if INDEXED:
+                        base_at = base + start + j * wide_step + ids
+                    logit = tl.load(base_at, mask=k < pool, other=0.0)
+                    # The next tile's ids are on their way while this one's rows are.
+                    ahead = k + POOL_ROWS
+                    ahead_in = ahead < tl.minimum(pool, first + turns * POOL_ROWS)
+                    ahead_ids = _tile_ids(pool_ids, own, ahead, ahead_in, pool)
+                    total = pool_sums(rows, even, odd, PACKED) + logit.to(tl.float32)
+                    winner = tl.maximum(winner, tl.where(k < pool, pack(total, ids), 0))
+                    k, ids = ahead, ahead_ids
                 tl.atomic_max(best + j * batch + own, tl.max(winner, 0), sem="relaxed", scope="gpu")
             entered += 1
             _wait_for_all(barrier, entered * PROGRAMS, PROGRAMS > 1)
