@@ -9,7 +9,6 @@ import torch
 
 from knockon.parallel import SingleRank, VocabShard
 from knockon.rollout import domino
-from knockon.rollout.side_by_side import batch_parts
 from tests.rollout.exact_cases import ExactCase, cut_shards, exact_case
 from tests.rollout.thread_ranks import ThreadGroup, run_ranks
 
@@ -27,18 +26,22 @@ def on_gpu(case: ExactCase) -> ExactCase:
 
 @pytest.fixture(params=(False, True), ids=("small", "as if large"))
 def as_if_large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether blocks take the ways of large ones: pool rows in parts, the batch side by side."""
+    """Whether blocks take the way of large ones: pool rows in parts."""
     if request.param:
         monkeypatch.setattr(
             domino, "reads_in_parts", lambda values, dtype, cuda: dtype == torch.bfloat16
         )
-        monkeypatch.setattr(domino, "batch_parts", lambda n, cuda: batch_parts(n, cuda, smallest=1))
     return request.param
 
 
+@pytest.mark.parametrize("implementation", ("plain", "auto"))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("specials", (False, True))
-def test_stages_on_a_gpu_are_the_oracle(dtype: torch.dtype, specials: bool, as_if_large) -> None:
+def test_stages_on_a_gpu_are_the_oracle(
+    dtype: torch.dtype, specials: bool, implementation: str, as_if_large
+) -> None:
+    if implementation == "auto" and as_if_large:
+        pytest.skip("a way of the plain implementation")
     for seed in range(12):
         vocab_size, prefix = 20 + 3 * seed, seed % 4
         case = exact_case(
@@ -57,14 +60,23 @@ def test_stages_on_a_gpu_are_the_oracle(dtype: torch.dtype, specials: bool, as_i
             for shards in ([VocabShard.deal(vocab_size, 1, 0)], cut_shards(vocab_size, [], 3)):
                 for exchange in ("full", "compact"):
                     rollout = there.rollout(
-                        shards[0], SingleRank(), pool_size=pool_size, exchange=exchange
+                        shards[0],
+                        SingleRank(),
+                        pool_size=pool_size,
+                        exchange=exchange,
+                        implementation=implementation,
                     )
+                    fused = implementation == "auto" and pool_size and dtype != torch.float64
+                    assert rollout.implementation == ("fused" if fused else "plain")
                     assert there.propose(rollout) == wanted, (seed, pool_size, exchange)
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
 @pytest.mark.parametrize("exchange", ("full", "compact"))
-def test_ranks_on_a_gpu_are_the_oracle(dtype: torch.dtype, exchange: str, as_if_large) -> None:
+@pytest.mark.parametrize("implementation", ("plain", "auto"))
+def test_ranks_on_a_gpu_are_the_oracle(
+    dtype: torch.dtype, exchange: str, implementation: str
+) -> None:
     for seed in range(4):
         case = exact_case(100 + seed, 40, batch=5, steps=6, dtype=dtype, specials=bool(seed % 2))
         there, shards = on_gpu(case), cut_shards(40, [300, 300 + 100 * seed], seed)
@@ -73,7 +85,12 @@ def test_ranks_on_a_gpu_are_the_oracle(dtype: torch.dtype, exchange: str, as_if_
             group: ThreadGroup, there: ExactCase = there, shards: list[VocabShard] = shards
         ) -> list[list[int]]:
             rollout = there.rollout(
-                shards[group.rank], group, pool_size=9, exchange=exchange, shards=shards
+                shards[group.rank],
+                group,
+                pool_size=9,
+                exchange=exchange,
+                shards=shards,
+                implementation=implementation,
             )
             return there.propose(rollout)
 

@@ -28,10 +28,6 @@ class Candidates:
     ids: Tensor
     base: Tensor
 
-    def of_requests(self, some: slice) -> Candidates:
-        """The same for a part of the batch."""
-        return Candidates(self.ids[some], self.base[:, some])
-
 
 class GatheredLogits:
     """Base logits of the whole vocabulary, as the ranks' shards ``[R, T, B, N]``.

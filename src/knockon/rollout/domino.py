@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +41,6 @@ from knockon.rollout.head import DominoHead
 from knockon.rollout.layout import VocabLayout, agree
 from knockon.rollout.products import cuts
 from knockon.rollout.recurrence import Recurrence
-from knockon.rollout.side_by_side import MAX_PARTS, batch_parts, run_beside
 from knockon.rollout.validation import (
     LMHeadLike,
     holds_whole_embedding,
@@ -131,9 +129,7 @@ class DominoRollout:
         self._logits = _as_callable(lm_head)
         self._recurrence = Recurrence(head)
         self._finite = _all_finite(head.correction_out)
-        self._streams: list[torch.cuda.Stream] = []
         if head.device.type == "cuda":
-            self._streams = [torch.cuda.Stream(head.device) for _ in range(MAX_PARTS - 1)]
             cuts(head.device)
             if head.dtype.itemsize == 2:
                 order.rank_table(head.dtype, head.device)
@@ -243,7 +239,7 @@ class DominoRollout:
         for j, token in enumerate(tokens):
             proposals[j] = token
         if chosen_from is not None:
-            self._chains(z, bonus, proposals, len(tokens), chosen_from)
+            self._fill(z, bonus, proposals, len(tokens), chosen_from)
         return proposals.t().contiguous()
 
     def _exchange(self, local: Tensor) -> tuple[list[Tensor], ChosenFrom | None]:
@@ -260,10 +256,10 @@ class DominoRollout:
             return tokens, gathered
         return tokens, pool_of_gathered(gathered, prefix, self.pool_size)
 
-    def _chains(
+    def _fill(
         self, z: Tensor, bonus: Tensor, proposals: Tensor, prefix: int, chosen_from: ChosenFrom
     ) -> None:
-        """Fill the rows of ``proposals [T, B]`` from ``prefix`` on, in parts of the batch."""
+        """Fill the rows of ``proposals [T, B]`` from ``prefix`` on."""
         draft_part = self._recurrence.from_draft(z[prefix:])
         if isinstance(chosen_from, GatheredLogits):
             correction = WholeVocabulary(chosen_from, self._correction_out)
@@ -274,14 +270,8 @@ class DominoRollout:
         pool_values = chosen_from.ids.numel() * self.head.correction_size
         in_parts = reads_in_parts(pool_values, weight.dtype, weight.is_cuda)
         kind = PoolInParts if in_parts else PoolOnly
-
-        def chain(some: slice) -> None:
-            candidates = chosen_from.of_requests(some)
-            correction = kind(candidates, weight, prefix, dtype, self._finite)
-            self._chain(draft_part[:, some], bonus[some], proposals[:, some], correction)
-
-        works = [partial(chain, some) for some in batch_parts(len(bonus), bonus.is_cuda)]
-        run_beside(works, self._streams) if len(works) > 1 else works[0]()
+        pool = kind(chosen_from, weight, prefix, dtype, self._finite)
+        self._chain(draft_part, bonus, proposals, pool)
 
     def _chain(
         self, draft_part: Tensor, bonus: Tensor, proposals: Tensor, correction: Correction

@@ -55,7 +55,9 @@ class TabulatedGates:
 
     def __call__(self, token: Tensor) -> Tensor:
         """``token [B]`` to gates ``[B, 3G]`` in FP32 (FP64)."""
-        return self.table.index_select(0, token).to(self.compute_dtype)
+        # On a GPU index_select takes up to 16 rows one after another.
+        rows = self.table[token] if token.is_cuda else self.table.index_select(0, token)
+        return rows.to(self.compute_dtype)
 
 
 class ComputedGates:

@@ -158,7 +158,7 @@ def chain_resident(
                 tl.store(at + G, tl.sum(w_update.to(tl.float32) * seen[None, :], 1), mask=unit_in)
                 tl.store(at + 2 * G, tl.sum(w_new.to(tl.float32) * seen[None, :], 1), mask=unit_in)
 
-        if j >= prefix:
+        if j >= prefix:  # noqa: SIM102
             if own < batch:
                 at = hidden_box + (j * batch + own) * E + column
                 heard = tl.load(at, mask=column < E, other=1 << 32, volatile=True)

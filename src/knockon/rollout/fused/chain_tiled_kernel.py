@@ -204,7 +204,7 @@ def chain_tiled(
                 winner = tl.zeros([POOL_ROWS], tl.int64)
                 k = first + tl.arange(0, POOL_ROWS)
                 ids = _tile_ids(pool_ids, own, k, k < pool, pool)
-                for turn in range(0, turns):
+                for _ in range(0, turns):
                     rows = _tile_rows(correction_out, ids, WIDTH, WIDTH_BLOCK)
                     base_at = base + start + (j - prefix) * wide_step + k
                     if INDEXED:
