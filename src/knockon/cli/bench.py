@@ -52,8 +52,13 @@ def rollout(
         ),
     ] = "base,A,B,C",
     implementation: Annotated[
-        str, typer.Option(help="plain: PyTorch operators. Several with commas between.")
-    ] = "plain",
+        str | None,
+        typer.Option(
+            help="plain: PyTorch operators. fused: Triton kernels for B and C on CUDA. Several "
+            "with commas between.",
+            show_default="all that the device runs",
+        ),
+    ] = None,
     pool_size: Annotated[int, typer.Option(help="K, the candidate pool of B and C.")] = 2048,
     steps: Annotated[
         int | None, typer.Option(help="Proposals a block.", show_default="block size - 1")
@@ -113,7 +118,7 @@ def rollout(
         one_rank_of=one_rank_of,
         batches=parse_batches(batches),
         stages=parse_names(stages),
-        implementations=parse_names(implementation),
+        implementations=None if implementation is None else parse_names(implementation),
         pool_size=pool_size,
         steps=steps,
         rounds=rounds,

@@ -68,7 +68,7 @@ def settle(
     one_rank_of: int | None = None,
     batches: Sequence[int] = (1, 8, 64),
     stages: Sequence[str] = tuple(STAGES),
-    implementations: Sequence[str] = IMPLEMENTATIONS,
+    implementations: Sequence[str] | None = None,
     pool_size: int = 2048,
     steps: int | None = None,
     rounds: int | None = None,
@@ -81,6 +81,7 @@ def settle(
     Args:
         shape: a name or a path; by default ``qwen3.6-27b`` on CUDA and ``tiny`` on a CPU.
         dtype: ``"auto"`` is ``bfloat16`` on CUDA and ``float32`` on a CPU.
+        implementations: by default all that run on the device in the dtype.
         steps: by default ``L - 1``.
 
     Raises:
@@ -101,7 +102,9 @@ def settle(
     if not 1 <= steps <= found.max_steps:
         raise Refused("steps", steps, f"1 to {found.max_steps}, the rows of shape {found.name}")
     _each_once("stages", stages, tuple(STAGES))
-    _each_once("implementation", implementations, IMPLEMENTATIONS)
+    possible = IMPLEMENTATIONS if device == "cuda" and dtype != "float64" else ("plain",)
+    implementations = possible if implementations is None else implementations
+    _each_once("implementation", implementations, possible)
     if not batches or min(batches) < 1 or len(set(batches)) < len(batches):
         raise Refused("batches", list(batches), "different batch sizes of at least 1")
     if {"B", "C"} & set(stages) and not 0 < pool_size < found.vocab_size:

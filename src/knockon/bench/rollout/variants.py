@@ -17,7 +17,7 @@ STAGES = {
     "B": "pool of K, whole vocabulary gathered",
     "C": "pool of K, compact exchange",
 }
-IMPLEMENTATIONS = ("plain",)
+IMPLEMENTATIONS = ("plain", "fused")
 
 # Reads the static inputs it was made with. Returns tokens [B, steps], or base logits [T * B, N].
 Program = Callable[[], Tensor]
@@ -45,15 +45,21 @@ class Variant:
 def variants_of(stages: Sequence[str], implementations: Sequence[str]) -> tuple[Variant, ...]:
     """Base once, then every other stage by every implementation."""
     base = [Variant(BASE)] if BASE in stages else []
-    rest = [Variant(s, i) for i in implementations for s in stages if s != BASE]
+    rest = [
+        Variant(s, i)
+        for i in implementations
+        for s in stages
+        if s != BASE and (s, i) != ("A", "fused")  # the kernels need a pool
+    ]
     return (*base, *rest)
 
 
 def rollout_of(variant: Variant, rollout: DominoRollout, pool_size: int) -> DominoRollout:
     """The rollout that carries out ``variant``, sharing weights and gate table with ``rollout``."""
     if variant.stage == "A":
-        return rollout.with_settings(0, "full")
-    return rollout.with_settings(pool_size, "full" if variant.stage == "B" else "compact")
+        return rollout.with_settings(0, "full", "plain")
+    exchange = "full" if variant.stage == "B" else "compact"
+    return rollout.with_settings(pool_size, exchange, variant.implementation)
 
 
 def base_program(
