@@ -12,10 +12,15 @@ from knockon.rollout.exchange import Exchange
 from knockon.rollout.fused.best_k import best_k
 from knockon.rollout.fused.chain import ChainWeights, PoolBase, run_chain
 from knockon.rollout.fused.pool_base import own_pool_base
+from knockon.rollout.fused.prefix import merge_prefix
 from knockon.rollout.fused.select import select
 from knockon.rollout.fused.selected import Selected
 from knockon.rollout.head import DominoHead
 from knockon.rollout.layout import VocabLayout
+
+# Up to this batch one rank's chain reads base logits where the LM head left them. Beyond, 2-byte
+# reads all over the logits in every step cost more than gathering them once.
+INDEXED_REQUESTS = 2
 
 
 class FusedBlock:
@@ -88,6 +93,9 @@ class FusedBlock:
             own = self._select(local, self.shard.rank, prefix, pool_size, nan_rows)
             tokens[:, :prefix] = own.prefix_ids
             pool, base = own.pool_ids, PoolBase(local, indexed=True)
+            if batch > INDEXED_REQUESTS and steps > prefix:
+                dense = own_pool_base(local[prefix:], pool, self.shard.start, self.shard.num_org)
+                base = PoolBase(dense, indexed=False)
         elif exchange == "compact":
             pool, base = self._compact(local, tokens, prefix, pool_size, nan_rows)
         else:
@@ -112,16 +120,13 @@ class FusedBlock:
         offers = torch.cat((own.prefix_keys, own.prefix_ids, own.pool_keys, own.pool_ids), dim=1)
         gathered = offers.new_empty((self.group.size, *offers.shape))
         self.group.all_gather(gathered, offers)
-        by_request = gathered.transpose(0, 1)  # [B, R, ...]
         sizes = [prefix, prefix, own.pool_keys.shape[1], own.pool_ids.shape[1]]
-        prefix_keys, prefix_ids, pool_keys, pool_ids = by_request.split(sizes, dim=2)
-        for j in range(prefix):
-            tokens[:, j] = best_k(
-                prefix_keys[:, :, j].contiguous(), prefix_ids[:, :, j].contiguous(), 1
-            )[:, 0]
+        prefix_keys, prefix_ids, pool_keys, pool_ids = gathered.split(sizes, dim=2)
+        merge_prefix(prefix_keys, prefix_ids, tokens)
+        keys, ids = (x.transpose(0, 1).flatten(1) for x in (pool_keys, pool_ids))
         if tokens.shape[1] == prefix:
-            return pool_ids.flatten(1), PoolBase(local, indexed=False)
-        pool = best_k(pool_keys.flatten(1), pool_ids.flatten(1), pool_size)
+            return ids, PoolBase(local, indexed=False)
+        pool = best_k(keys, ids, pool_size)
         base = own_pool_base(local[prefix:], pool, self.shard.start, self.shard.num_org)
         self.group.all_reduce(base)  # every other rank adds zeros, so the sum is exact
         return pool, PoolBase(base, indexed=False)
@@ -142,10 +147,11 @@ class FusedBlock:
             )
             for rank in range(self.group.size)
         ]
-        for j in range(prefix):
-            keys = torch.stack([s.prefix_keys[:, j] for s in selected], dim=1)
-            ids = torch.stack([s.prefix_ids[:, j] for s in selected], dim=1)
-            tokens[:, j] = best_k(keys, ids, 1)[:, 0]
+        merge_prefix(
+            torch.stack([s.prefix_keys for s in selected]),
+            torch.stack([s.prefix_ids for s in selected]),
+            tokens,
+        )
         keys = torch.cat([s.pool_keys for s in selected], dim=1)
         ids = torch.cat([s.pool_ids for s in selected], dim=1)
         if tokens.shape[1] == prefix:

@@ -91,7 +91,7 @@ def choose_launch(batch: int, pool: int, sms: int) -> ResidentLaunch | TiledLaun
         return ResidentLaunch(programs, 8, chunk=16)
     if batch <= 16:
         # The whole product of a step is in flight at once.
-        return TiledLaunch(programs, 4, 16, block=256, stages=3, pool_rows=128)
+        return TiledLaunch(programs, 4, 16, block=512, stages=2, pool_rows=128)
     requests = min(64, power_of_two(batch))
     return TiledLaunch(programs, 4, requests, block=128, stages=4, pool_rows=128)
 
