@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from knockon.cli import chat, generate
+from knockon.cli.app import app
 from knockon.engine.engine import StepOutput
 from knockon.errors import Refused
+from tests.tiny_models import TinyDrafter, TinyTarget
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 BAD_LINES = {
     "turns of numbers": '{"turns": [5]}',
@@ -75,3 +79,27 @@ def test_answers_of_a_piped_chat_end_their_lines(monkeypatch, capsys) -> None:
     captured = capsys.readouterr()
     assert captured.out == "one\ntwo\n"
     assert captured.err.count("accept length") == 2
+
+
+def test_json_says_which_exchange_was_taken_and_what_the_table_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = TinyTarget().save(tmp_path / "target")
+    recipe = TinyDrafter()
+    draft = recipe.save(tmp_path / "draft", model)
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "the end"}\n{"prompt": "an other"}\n')
+    arguments = f"generate {model} --file {file} --raw --json --draft {draft} --dtype float32 "
+    pool = "--speculative-domino-candidate-pool-size 24 --verify-width 8 "
+    with pytest.raises(SystemExit) as done:
+        app((arguments + pool + "--max-tokens 12 --max-model-len 200").split())
+    assert done.value.code == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    run = first["run"]
+    assert run == second["run"]
+    assert (run["draft"], run["verify_width"], run["candidate_pool_size"]) == ("domino", 8, 24)
+    assert run["exchanges"] == {"full": run["steps"]}
+    assert run["gate_table_bytes"] == VOCAB_SIZE * 3 * recipe.gru * 4
+    assert run["nan_rows"] == 0
+    verifications = len(first["accept_lengths"]) + len(second["accept_lengths"])
+    assert sum(run["accept_lengths"].values()) == run["blocks"] == verifications

@@ -138,7 +138,45 @@ def test_every_crossing_of_drafter_width_ranks_and_batch(
     outputs = generate(smollm2_path, draft, verify_width=width, tp_size=ranks, max_batch_size=batch)
     assert len(outputs) == 32
     check_same_tokens(outputs, alone)
-    assert 1.2 < mean_accept_length(outputs) <= width
+    # The shipped backbone was trained for shifted labels, which DFlash never reads: as a plain
+    # drafter it is nearly always one token off, and rejected.
+    assert (1.2 if kind == "domino" else 1.0) < mean_accept_length(outputs) <= width
+
+
+@pytest.fixture(scope="module")
+def lengths_on_one_rank() -> dict[int, list[list[int]]]:
+    """Accept lengths by pool size, from the first run that has them."""
+    return {}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("pool", "exchange"), [(2048, "full"), (2048, "compact"), (0, "full")]
+)  # without a pool the exchange is always full
+def test_every_pool_and_exchange_on_every_number_of_ranks(
+    smollm2_path: Path,
+    domino: Path,
+    alone: list[RequestOutput],
+    lengths_on_one_rank: dict[int, list[list[int]]],
+    pool: int,
+    exchange: str,
+    ranks: int,
+) -> None:
+    """32 prompts of 96 tokens; the same tokens, and for each pool the same accept lengths."""
+    settings: dict[str, Any] = {
+        "verify_width": 8,
+        "speculative_domino_candidate_pool_size": pool,
+        "speculative_domino_exchange": exchange,
+    }
+    outputs = generate(smollm2_path, domino, tp_size=ranks, **settings)
+    assert len(outputs) == 32
+    check_same_tokens(outputs, alone)
+    if pool not in lengths_on_one_rank:
+        one = outputs if ranks == 1 else generate(smollm2_path, domino, **settings)
+        lengths_on_one_rank[pool] = accept_lengths(one)
+    assert accept_lengths(outputs) == lengths_on_one_rank[pool]
+    assert 1.2 < mean_accept_length(outputs) <= 8
 
 
 def test_the_backbone_alone_as_a_plain_dflash_drafter(

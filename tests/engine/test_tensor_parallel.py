@@ -58,15 +58,28 @@ def test_ranks_give_the_tokens_and_accept_lengths_of_one(
     assert 1.1 < mean_accept_length(several) < 8
 
 
-@pytest.mark.parametrize("exchange", ["full", "compact"])
-def test_either_exchange_gives_the_pool_of_one_rank(tiny: TinyShelf, exchange: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "pool", "exchange"),
+    [
+        *((ranks, 64, exchange) for ranks in (1, 2, 3) for exchange in ("full", "compact")),
+        *((ranks, 2048, "compact") for ranks in (1, 2, 3)),  # more than V: all of it, in full
+        (1, 0, "full"),  # on more ranks above
+    ],
+)
+def test_every_pool_and_exchange_is_lossless_on_any_number_of_ranks(
+    tiny: TinyShelf, ranks: int, pool: int, exchange: str
+) -> None:
     model, draft = tiny.target(), tiny.drafter("domino")
-    settings = {"verify_width": 16, "speculative_domino_candidate_pool_size": 40}
-    one = generate(model, draft, PROMPTS, **settings)
-    several = generate(
-        model, draft, PROMPTS, tp_size=2, speculative_domino_exchange=exchange, **settings
-    )
-    check_same(several, one)
+    settings = {"verify_width": 16, "speculative_domino_candidate_pool_size": pool}
+    with load(model, draft, tp_size=ranks, speculative_domino_exchange=exchange, **settings) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY)
+        taken = llm.metrics().exchanges
+    assert list(taken) == ["full" if pool == 2048 else exchange]
+    assert tokens(outputs) == tokens(target_only(model, PROMPTS))
+    # Accept lengths too are those that the specification gives, whatever ranks and exchange.
+    check_against_reference(outputs, model, draft, 16, pool)
+    check_same(outputs, generate(model, draft, PROMPTS, **settings))
+    assert 1.1 < mean_accept_length(outputs) < 16
 
 
 def test_one_kv_head_is_replicated_over_the_ranks(tiny: TinyShelf) -> None:

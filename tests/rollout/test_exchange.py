@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from knockon.parallel import VocabShard
 from knockon.rollout import choose_exchange
+from tests.rollout.exact_cases import exact_case
+from tests.rollout.thread_ranks import ThreadGroup, run_ranks
 
 MIB = 1 << 20
 
@@ -30,3 +33,15 @@ def test_a_choice_by_hand_is_kept() -> None:
         for in_graph in (False, True):
             chosen = choose_exchange(8, 500 * MIB, in_graph, 64, requested=requested)
             assert chosen == requested
+
+
+def test_the_exchange_foretold_is_the_one_taken() -> None:
+    for batch, pool_size, wanted in ((1, 9, "full"), (2, 9, "compact"), (2, 0, "full")):
+        case = exact_case(2, 40, batch=batch, steps=5)
+
+        def program(group: ThreadGroup, case=case, pool_size=pool_size) -> tuple[str, str]:
+            rollout = case.rollout(VocabShard.deal(40, 2, group.rank), group, pool_size=pool_size)
+            rollout(case.draft_hidden, case.bonus, 5, in_graph=True)
+            return rollout.exchange_taken, rollout.exchange_for(len(case.bonus), 5, in_graph=True)
+
+        assert run_ranks(2, program) == [(wanted, wanted)] * 2

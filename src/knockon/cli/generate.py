@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from knockon.cli import options
 from knockon.errors import Refused
 
 if TYPE_CHECKING:
+    from knockon.engine.metrics import EngineMetrics
     from knockon.engine.request import RequestOutput
 
 _LINE_KEYS = "'prompt' (text), 'messages' (objects) or 'turns' (texts)"
@@ -35,7 +37,11 @@ def generate(
         bool, typer.Option("--raw", help="Continue the text as it stands: no chat template.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a prompt, with ids and timings.")
+        bool,
+        typer.Option(
+            "--json",
+            help="One JSON object a prompt, with ids and timings; its 'run' is about all prompts.",
+        ),
     ] = False,
     draft: options.Draft = None,
     tp_size: options.TpSize = 1,
@@ -78,9 +84,10 @@ def generate(
         max_model_len,
     ) as llm:
         outputs = llm.generate(entries, params)
+        run = llm.metrics()
     for output in outputs:
         if as_json:
-            print(json.dumps(as_record(output), ensure_ascii=False))
+            print(json.dumps(as_record(output, run), ensure_ascii=False))
         else:
             print(output.text)
             print(describe(output), file=sys.stderr)
@@ -140,8 +147,8 @@ def _wrap(text: str, raw: bool) -> Any:
     return text if raw else [{"role": "user", "content": text}]
 
 
-def as_record(output: RequestOutput) -> dict[str, Any]:
-    """A result as plain data."""
+def as_record(output: RequestOutput, run: EngineMetrics) -> dict[str, Any]:
+    """A result as plain data, and what the engine did for all prompts together."""
     metrics = output.metrics
     return {
         "id": output.id,
@@ -156,6 +163,7 @@ def as_record(output: RequestOutput) -> dict[str, Any]:
         "preemptions": metrics.preemptions,
         "seconds_to_first_token": round(metrics.time_to_first_token, 4),
         "seconds": round(metrics.time_total, 4),
+        "run": asdict(run),
     }
 
 

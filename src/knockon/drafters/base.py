@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from knockon.layers.attention import BlockPlan
+from knockon.rollout.exchange import Exchange
 
 
 class KVShape(NamedTuple):
@@ -15,6 +16,22 @@ class KVShape(NamedTuple):
     layers: int
     kv_heads: int
     head_dim: int
+
+
+class DraftReport(NamedTuple):
+    """What a drafter holds, and what it has met so far.
+
+    Attributes:
+        pool_size: Domino's ``K`` in force, 0 for the whole vocabulary; ``None`` without a rollout.
+        exchange: as asked for; ``None`` without a rollout.
+        gate_table_bytes: memory of the table of input gates.
+        nan_rows: rows of base logits that held a NaN, summed over the ranks.
+    """
+
+    pool_size: int | None = None
+    exchange: str | None = None
+    gate_table_bytes: int = 0
+    nan_rows: int = 0
 
 
 class Drafter(Protocol):
@@ -64,4 +81,12 @@ class Drafter(Protocol):
         Returns:
             ``[B, steps]`` int64, equal on all ranks.
         """
+        ...
+
+    def exchange_for(self, batch: int, steps: int) -> Exchange | None:
+        """How a block of this size crosses ranks, from sizes alone; ``None`` without a rollout."""
+        ...
+
+    def report(self) -> DraftReport:
+        """What is to be told. Reads the device and takes a collective: all ranks call together."""
         ...

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from knockon.drafters.backbone import DFlashBackbone
-from knockon.drafters.base import KVShape
+from knockon.drafters.base import DraftReport, KVShape
 from knockon.drafters.config import DraftConfig
 from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV
 from knockon.layers.rotary import RotaryEmbedding
@@ -90,3 +90,10 @@ class DFlashDrafter:
         """The argmax of the target's head over ``Z[:, 1:]``; DFlash labels are never shifted."""
         z = self.draft(bonus, plan)
         return order.argmax(self.target.logits(z[:, 1 : 1 + steps]))
+
+    def exchange_for(self, batch: int, steps: int) -> None:
+        """No rollout, no choice: the LM head gathers its logits."""
+
+    def report(self) -> DraftReport:
+        """Nothing of note."""
+        return DraftReport()

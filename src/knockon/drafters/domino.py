@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from knockon.drafters.base import DraftReport
 from knockon.drafters.dflash import DFlashDrafter
 from knockon.layers.attention import BlockPlan
 from knockon.rollout import DominoRollout
+from knockon.rollout.exchange import Exchange
 
 
 class DominoDrafter:
@@ -37,3 +39,18 @@ class DominoDrafter:
     def propose(self, bonus: Tensor, plan: BlockPlan, steps: int) -> Tensor:
         """Draft, then roll out ``steps`` proposals ``[B, steps]``."""
         return self.rollout(self.backbone.draft(bonus, plan), bonus, steps=steps)
+
+    def exchange_for(self, batch: int, steps: int) -> Exchange:
+        """The exchange that the rollout takes for a block of this size."""
+        return self.rollout.exchange_for(batch, steps)
+
+    def report(self) -> DraftReport:
+        """The rollout's facts; NaN rows are those of all ranks' shards together."""
+        nan_rows = self.rollout.nan_rows.clone()
+        self.rollout.group.all_reduce(nan_rows)
+        return DraftReport(
+            self.rollout.pool_size,
+            self.rollout.exchange,
+            self.rollout.gate_table_bytes,
+            int(nan_rows),
+        )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from knockon.engine.bad_words import bad_word_tokens
 from knockon.engine.logprobs import logprobs as raw_logprobs
+from knockon.engine.metrics import EngineMetrics, Tally
 from knockon.engine.pages import PagePool
 from knockon.engine.request import Phase, Request, RequestMetrics, RequestOutput, TokenLogprobs
 from knockon.engine.runner import ModelRunner
@@ -75,6 +76,7 @@ class Engine:
             max_length,
         )
         self._stops: dict[str, StopChecker] = {}
+        self._tally = Tally()
         self._vocab_size = runner.target.config.vocab_size
         self._eos = runner.target.config.eos_token_ids
 
@@ -131,6 +133,7 @@ class Engine:
                 outputs.append(self._emit(request, first.accepted.tokens[0], first.logits[0]))
         if work.decode:
             accepted, logits = self.runner.decode(work.decode, self.width)
+            self._tally.step(len(work.decode), self.width, self.runner.drafter)
             gained = accepted.lengths.tolist()
             for row, request in enumerate(work.decode):
                 request.length += gained[row]
@@ -140,6 +143,10 @@ class Engine:
                 if output.finished is None:
                     self._register(request)
         return outputs
+
+    def metrics(self) -> EngineMetrics:
+        """What was done so far. Reads the device, and takes a collective on several ranks."""
+        return self._tally.snapshot(self.width, self.runner.drafter)
 
     def _register(self, request: Request) -> None:
         """Offer full pages below the verified length to the prefix cache."""
@@ -166,6 +173,7 @@ class Engine:
         request.tokens += kept
         if counted:
             request.accept_lengths.append(len(kept))
+            self._tally.accept_lengths[len(kept)] += 1
         if request.params.logprobs is not None:
             request.logprobs += token_logprobs(
                 logits[: len(kept)], tokens[: len(kept)], request.params.logprobs

@@ -13,6 +13,7 @@ from knockon.engine.assemble import build_engine, check
 from knockon.engine.config import EngineConfig
 from knockon.engine.engine import Engine, StepOutput
 from knockon.engine.mailboxes import Mailboxes
+from knockon.engine.metrics import EngineMetrics
 from knockon.engine.noise import fresh_seed
 from knockon.engine.prompts import Prompt, as_prompts, encode_prompt
 from knockon.engine.request import RequestOutput
@@ -154,6 +155,14 @@ class LLM:
             if output is not None and self._mail.owned(request_id):
                 self._mail.deliver([StepOutput(request_id, "", [], output)])
             return output
+
+    def metrics(self) -> EngineMetrics:
+        """What the engine has done since it was made: exchanges taken, accept lengths, NaN rows.
+
+        It may be asked for at any time and waits for a step that is under way.
+        """
+        metrics: EngineMetrics = self._call("metrics")
+        return metrics
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt; raises as :func:`~knockon.engine.prompts.encode_prompt`."""

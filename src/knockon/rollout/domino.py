@@ -127,6 +127,8 @@ class DominoRollout:
         self.group = group
         self.layout = VocabLayout(shards, head.device)
         self._logits = _as_callable(lm_head)
+        like_logits = lm_head if isinstance(lm_head, Tensor) else head.gru_input
+        self._bytes_per_logit = like_logits.element_size()
         self._recurrence = Recurrence(head)
         self._finite = _all_finite(head.correction_out)
         if head.device.type == "cuda":
@@ -177,6 +179,22 @@ class DominoRollout:
         other._settle(pool_size, exchange, implementation)
         return other
 
+    def exchange_for(self, batch: int, steps: int, *, in_graph: bool = False) -> Exchange:
+        """The exchange that a block of this size takes; nothing but sizes decides.
+
+        The published rule counts a logit as wide as the LM head's weights, or, where the LM head
+        is a callable, as the Domino head's.
+        """
+        gathered = self.group.size * steps * batch * self.shard.num_padded
+        return choose_exchange(
+            batch,
+            gathered * self._bytes_per_logit,
+            in_graph,
+            self.pool_size,
+            ranks=self.group.size,
+            requested=self.exchange,
+        )
+
     @torch.no_grad()
     def __call__(
         self,
@@ -220,14 +238,7 @@ class DominoRollout:
 
         if in_graph is None:
             in_graph = local.is_cuda and torch.cuda.is_current_stream_capturing()
-        self.exchange_taken = choose_exchange(
-            batch,
-            self.group.size * local.numel() * local.element_size(),
-            in_graph,
-            self.pool_size,
-            ranks=self.group.size,
-            requested=self.exchange,
-        )
+        self.exchange_taken = self.exchange_for(batch, steps, in_graph=in_graph)
         if self._fused is not None:
             return self._fused.propose(
                 draft_part, local, bonus, self.pool_size, self.exchange_taken, self.nan_rows

@@ -1,0 +1,83 @@
+"""What an engine has done since it was made: counted on the host, step by step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from knockon.drafters.base import Drafter
+
+
+@dataclass(frozen=True)
+class EngineMetrics:
+    """A snapshot of one engine.
+
+    Attributes:
+        draft: ``"domino"`` or ``"dflash"``; ``None`` where nothing is drafted.
+        verify_width: positions verified at a time.
+        candidate_pool_size: Domino's ``K`` in force, 0 for the whole vocabulary; ``None`` for
+            other drafters.
+        exchange: how base logits were asked to cross ranks: ``auto``, ``full`` or ``compact``;
+            ``None`` for other drafters than Domino.
+        exchanges: steps by the exchange they took. On one rank ``full`` moves nothing.
+        gate_table_bytes: memory of the table of input gates on each rank, 0 without one.
+        nan_rows: rows of base logits that held a NaN, over all ranks; a row counts once for each
+            rank whose shard had one.
+        steps: decode steps.
+        blocks: blocks drafted, one a request a step.
+        accept_lengths: verifications by the number of tokens kept, bonus included.
+    """
+
+    draft: str | None
+    verify_width: int
+    candidate_pool_size: int | None
+    exchange: str | None
+    exchanges: dict[str, int]
+    gate_table_bytes: int
+    nan_rows: int
+    steps: int
+    blocks: int
+    accept_lengths: dict[int, int]
+
+    @property
+    def mean_accept_length(self) -> float:
+        """Mean tokens gained per verification; 0 where none was made."""
+        count = sum(self.accept_lengths.values())
+        total = sum(length * n for length, n in self.accept_lengths.items())
+        return total / count if count else 0.0
+
+
+@dataclass
+class Tally:
+    """The counts behind a snapshot."""
+
+    steps: int = 0
+    blocks: int = 0
+    exchanges: Counter[str] = field(default_factory=Counter)
+    accept_lengths: Counter[int] = field(default_factory=Counter)
+
+    def step(self, batch: int, width: int, drafter: Drafter | None) -> None:
+        """Count a decode step of ``batch`` requests, and the exchange that its sizes decide."""
+        self.steps += 1
+        if drafter is None or width == 1:
+            return
+        self.blocks += batch
+        exchange = drafter.exchange_for(batch, width - 1)
+        if exchange is not None:
+            self.exchanges[exchange] += 1
+
+    def snapshot(self, width: int, drafter: Drafter | None) -> EngineMetrics:
+        """Read the device where a count lies there; on several ranks, all must ask together."""
+        report = drafter.report() if drafter is not None else None
+        return EngineMetrics(
+            draft=drafter.name if drafter is not None else None,
+            verify_width=width,
+            candidate_pool_size=report.pool_size if report is not None else None,
+            exchange=report.exchange if report is not None else None,
+            exchanges=dict(self.exchanges),
+            gate_table_bytes=report.gate_table_bytes if report is not None else 0,
+            nan_rows=report.nan_rows if report is not None else 0,
+            steps=self.steps,
+            blocks=self.blocks,
+            accept_lengths=dict(sorted(self.accept_lengths.items())),
+        )
