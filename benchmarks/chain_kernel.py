@@ -15,17 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from knockon.rollout.fused.block import INDEXED_REQUESTS
 from knockon.rollout.fused.chain import (
     ChainWeights,
+    Device,
     PoolBase,
     ResidentLaunch,
     TiledLaunch,
     choose_launch,
-    processors,
+    device_of,
     run_chain,
 )
 
-ABLATE: list[str] = []
 V, H, G, E, T, K = 248320, 5120, 1024, 256, 15, 2048
 
 
@@ -69,13 +70,9 @@ def inputs(batch: int, generator: torch.Generator, pool: int = K) -> dict[str, A
     bonus = torch.randint(0, V, (batch,), device="cuda", generator=generator)
     tokens = torch.full((batch, T), -1, device="cuda")
     tokens[:, 0] = torch.randint(0, V, (batch,), device="cuda", generator=generator)
-    if "sorted" in ABLATE:
-        ids = ids.sort(-1).values
-    if "near" in ABLATE:
-        ids = ids % 20000
-    base = PoolBase(logits, True)
-    if "dense" in ABLATE:
-        base = PoolBase(logits[1:].gather(-1, ids.expand(T - 1, -1, -1)), False)
+    base = PoolBase(logits, indexed=True)
+    if batch > INDEXED_REQUESTS:
+        base = PoolBase(logits[1:].gather(-1, ids.expand(T - 1, -1, -1)), indexed=False)
     return {
         "draft_part": draft,
         "bonus": bonus,
@@ -89,7 +86,9 @@ def inputs(batch: int, generator: torch.Generator, pool: int = K) -> dict[str, A
 def margins(w: ChainWeights, x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """FP64 chain fed with ``tokens`` as given: how far each lies under the best, and the best."""
     ids = x["pool_ids"].long()
-    base = x["base"].logits[1:].gather(-1, ids.expand(T - 1, -1, -1)).double()
+    base = x["base"].logits.double()
+    if x["base"].indexed:
+        base = base[1:].gather(-1, ids.expand(T - 1, -1, -1))
     rows = w.correction_out[ids].double()
     state = torch.zeros((len(ids), G), dtype=torch.float64, device="cuda")
     token, lag, best_id = x["bonus"], [], []
@@ -111,8 +110,10 @@ def margins(w: ChainWeights, x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return torch.stack(lag, 1), torch.cat(best_id, 1)
 
 
-def launches(batch: int, sms: int) -> dict[str, ResidentLaunch | TiledLaunch]:
-    found: dict[str, ResidentLaunch | TiledLaunch] = {"chosen": choose_launch(batch, K, sms)}
+def launches(batch: int, device: Device) -> dict[str, ResidentLaunch | TiledLaunch]:
+    found: dict[str, ResidentLaunch | TiledLaunch] = {
+        "chosen": choose_launch(batch, G, E, 2, device)
+    }
     if batch <= 8:
         found["resident c16"] = ResidentLaunch(128, 8, 16)
     m = min(64, max(16, 1 << (batch - 1).bit_length()))
@@ -138,23 +139,21 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=K)
     parser.add_argument("--only", default="", help="launches whose name contains this")
     parser.add_argument("--seconds", type=float, default=150)
-    parser.add_argument("--ablate", default="")
     arguments = parser.parse_args()
-    ABLATE.extend(arguments.ablate.split(","))
     generator = torch.Generator("cuda").manual_seed(0)
     w = weights(generator)
-    sms = processors(torch.device("cuda", 0))
+    device = device_of(torch.device("cuda", 0))
     results: list[dict[str, Any]] = []
     began = time.time()
     for batch in map(int, arguments.batches.split(",")):
         x = inputs(batch, generator, arguments.pool)
-        for name, launch in launches(batch, sms).items():
+        for name, launch in launches(batch, device).items():
             if arguments.only not in name or time.time() - began > arguments.seconds:
                 continue
             row: dict[str, Any] = {"batch": batch, "launch": name}
             try:
                 worst, differing = 0.0, 0
-                for _ in range(0 if arguments.ablate else 2):
+                for _ in range(2):
                     x = inputs(batch, generator, arguments.pool)
                     run_chain(w, launch=launch, **x)
                     lag, best = margins(w, x)

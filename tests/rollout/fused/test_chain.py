@@ -9,10 +9,12 @@ import torch
 
 from knockon.rollout.fused.chain import (
     ChainWeights,
+    Device,
     PoolBase,
     ResidentLaunch,
     TiledLaunch,
     choose_launch,
+    own_columns,
     run_chain,
 )
 from knockon.rollout.fused.chain_plain import run_chain_plain
@@ -102,8 +104,23 @@ def test_the_kernels_are_their_twin_on_a_gpu(sizes: Sizes, batch: int, dtype: to
         assert (tokens != twin).any(1).sum() <= batch // 50
 
 
-def test_launches_depend_on_sizes_alone() -> None:
-    assert isinstance(choose_launch(1, 2048, 132), ResidentLaunch)
-    assert isinstance(choose_launch(64, 2048, 132), TiledLaunch)
-    assert choose_launch(64, 2048, 132).programs == 128
-    assert choose_launch(5, 2048, 132) == choose_launch(5, 2048, 132)
+@pytest.mark.parametrize("weight_bytes", (2, 4))
+@pytest.mark.parametrize("batch", (1, 2, 3, 16, 17, 64, 200))
+def test_a_launch_fits_its_device(batch: int, weight_bytes: int) -> None:
+    for device in (Device(), Device(108, 166_912), Device(58, 101_376)):
+        launch = choose_launch(batch, 1024, 256, weight_bytes, device)
+        assert launch.programs <= device.processors
+        assert launch == choose_launch(batch, 1024, 256, weight_bytes, device)
+        if isinstance(launch, TiledLaunch):
+            state = launch.requests * (6 if weight_bytes == 2 else 4)
+            columns = own_columns(1024, 256, launch.programs) * weight_bytes
+            assert launch.stages * launch.block * (state + columns) < device.shared_bytes
+            assert launch.stages >= 2 and launch.requests >= min(batch, 16)
+
+
+def test_the_measured_launches_stand_on_the_device_they_were_measured_on() -> None:
+    assert choose_launch(1, 1024, 256, 2, Device()) == ResidentLaunch(128, 8, 16)
+    assert choose_launch(8, 1024, 256, 2, Device()) == TiledLaunch(128, 4, 16, 512, 2, 128)
+    assert choose_launch(64, 1024, 256, 2, Device()) == TiledLaunch(128, 4, 64, 128, 4, 128)
+    # Weights of 64 programs are too many for registers.
+    assert isinstance(choose_launch(1, 1024, 256, 2, Device(108)), TiledLaunch)

@@ -76,24 +76,55 @@ class TiledLaunch:
     pool_rows: int
 
 
+@dataclass(frozen=True)
+class Device:
+    """What a launch depends on. The defaults are an H100's and H200's."""
+
+    processors: int = 132
+    shared_bytes: int = 232_448
+
+
 @lru_cache
-def processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a CUDA device; 1 elsewhere, where programs run in turn."""
+def device_of(device: torch.device) -> Device:
+    """A CUDA device's sizes; elsewhere one processor, since programs run in turn."""
     if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
+        return Device(processors=1)
+    found = torch.cuda.get_device_properties(device)
+    # What a program may ask for; builds that do not tell give what it has without asking.
+    shared = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
+    return Device(found.multi_processor_count, shared)
 
 
-def choose_launch(batch: int, pool: int, sms: int) -> ResidentLaunch | TiledLaunch:
-    """Which kernel takes a batch, and how: from sizes and the device alone, never from timings."""
-    programs = power_of_two(sms + 1) // 2
-    if batch <= 2:
+def choose_launch(
+    batch: int, gru: int, correction: int, weight_bytes: int, device: Device
+) -> ResidentLaunch | TiledLaunch:
+    """Which kernel takes a batch, and how: from sizes and the device alone, never from timings.
+
+    Args:
+        batch: requests.
+        gru: ``G``.
+        correction: ``E``.
+        weight_bytes: size of a weight; those of two bytes meet a state in three BF16 parts.
+        device: where.
+    """
+    programs = power_of_two(device.processors + 1) // 2
+    columns = own_columns(gru, correction, programs)
+    # What a program may keep of the weights: half its processor's registers, as FP32.
+    if batch <= 2 and columns * power_of_two(gru) <= 32 * 1024:
         return ResidentLaunch(programs, 8, chunk=16)
-    if batch <= 16:
-        # The whole product of a step is in flight at once.
-        return TiledLaunch(programs, 4, 16, block=512, stages=2, pool_rows=128)
-    requests = min(64, power_of_two(batch))
-    return TiledLaunch(programs, 4, requests, block=128, stages=4, pool_rows=128)
+    requests = min(64, max(16, power_of_two(batch)))
+    # Up to 16 requests the whole product of a step is in flight at once.
+    block, stages = (512, 2) if requests == 16 else (128, 4)
+    turn_bytes = requests * (6 if weight_bytes == 2 else 4) + columns * weight_bytes
+    while (room := (device.shared_bytes - 2048) // (turn_bytes * block)) < 2 and block > 16:
+        block //= 2
+    return TiledLaunch(programs, 4, requests, block, max(1, min(stages, room)), pool_rows=128)
+
+
+def own_columns(gru: int, correction: int, programs: int) -> int:
+    """Rows of ``stacked`` that a program owns, as a power of two: its units' gates and hidden."""
+    units, hidden = (power_of_two(-(-n // programs)) for n in (gru, correction))
+    return max(16, power_of_two(3 * units + hidden))
 
 
 def run_chain(
@@ -118,8 +149,14 @@ def run_chain(
         prefix: ``p``.
         launch: by default :func:`choose_launch`'s.
     """
-    batch, pool = pool_ids.shape
-    launch = launch or choose_launch(batch, pool, processors(tokens.device))
+    batch = len(pool_ids)
+    launch = launch or choose_launch(
+        batch,
+        weights.table.shape[1] // 3,
+        weights.correction_out.shape[1],
+        weights.stacked.element_size(),
+        device_of(tokens.device),
+    )
     # Each request of a launch has a program of its own at least.
     for first in range(0, batch, launch.programs):
         some = slice(first, first + launch.programs)
@@ -217,7 +254,7 @@ def _run_tiled(
     per = launch.programs // power_of_two(batch)
     units = power_of_two(-(-gru // launch.programs))
     hidden_units = power_of_two(-(-correction // launch.programs))
-    columns = max(16, power_of_two(3 * units + hidden_units))
+    columns = own_columns(gru, correction, launch.programs)
     share = -(-pool // per)
     tile = min(launch.pool_rows, power_of_two(share))
     words = torch.zeros(steps * batch + 1, dtype=torch.int64, device=tokens.device)
