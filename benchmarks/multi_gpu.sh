@@ -6,15 +6,16 @@
 # For each power of two up to the number of GPUs it writes rollout_SHAPE_tpN as .json, .png and
 # .txt into FOLDER. Before a stage is timed, its proposals are compared on all ranks, in the graph
 # and outside, and between stages B and C (at least 1,095 ids); a difference ends the run.
-# It needs torch, transformers, typer, rich and matplotlib, and no installation of Knockon.
-# SHAPE, BATCHES, DEVICE, RANKS and PYTHON may be set, e.g. DEVICE=cpu SHAPE=tiny RANKS="2 4".
+# It runs on .venv (with `pip install -e '.[bench]'` for the plots) where that is there, else on
+# python3; it needs torch, transformers, typer, rich and matplotlib, not an installed Knockon.
+# SHAPE (a name), BATCHES, DEVICE, RANKS and PYTHON may be set, e.g. DEVICE=cpu SHAPE=tiny RANKS="2 4".
 set -euo pipefail
 
 : "${1:?FOLDER for the results}"
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-python=${PYTHON:-python3}
+python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 shape=${SHAPE:-qwen3.6-27b}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 

@@ -45,3 +45,12 @@ def test_detection_reads_this_machine():
     assert found.cpu
     assert found.cores >= 1
     assert 0 < found.memory_available <= found.memory
+
+
+def test_the_fused_rollout_needs_a_recent_gpu_and_triton(monkeypatch):
+    new, old = (machine(gpus=(GPU("a GPU", 2**36, found),)) for found in ((9, 0), (7, 5)))
+    monkeypatch.setattr(defaults, "HAS_TRITON", True)
+    found = [defaults.choose_rollout(m).value for m in (machine(), new, old)]
+    assert found == ["plain", "fused", "plain"]
+    monkeypatch.setattr(defaults, "HAS_TRITON", False)
+    assert "Triton" in defaults.choose_rollout(new).why

@@ -38,8 +38,35 @@ def test_the_gate_table_is_shared_and_the_first_rollout_unchanged() -> None:
     assert other._gates is first._gates and other._recurrence is first._recurrence
     assert other.nan_rows is not first.nan_rows
     assert (first.pool_size, first.exchange, first.exchange_taken) == (9, "compact", "compact")
-    assert (other.pool_size, other.exchange, other.exchange_taken) == (0, "auto", "full")
+    assert (other.pool_size, other.exchange, other.exchange_taken) == (0, "compact", "full")
     assert case.propose(first) == before
+
+
+def test_what_is_not_given_stays() -> None:
+    case = exact_case(5, V, batch=1, steps=2)
+    shard = VocabShard.deal(V, 1, 0)
+    made = case.rollout(
+        shard, SingleRank(), pool_size=9, exchange="compact", implementation="plain"
+    )
+    other = made.with_settings(pool_size=11)
+    assert (other.pool_size, other.exchange, other.implementation) == (11, "compact", "plain")
+    assert other.with_settings().why_plain == ""  # plain was asked for
+    assert "GPU" in made.with_settings(implementation="auto").why_plain
+
+
+def test_ranks_that_want_different_implementations_are_refused_everywhere() -> None:
+    case = exact_case(6, V, batch=1, steps=2)
+
+    def program(group: ThreadGroup) -> str:
+        shard = VocabShard.deal(V, 2, group.rank)
+        implementation = "plain" if group.rank == 0 else "magic"
+        with pytest.raises(Refused) as refused:
+            case.rollout(shard, group, pool_size=9, implementation=implementation)
+        return str(refused.value)
+
+    first, second = run_ranks(2, program)
+    assert "rank 1" in first
+    assert "magic" in second
 
 
 @pytest.mark.parametrize(("pool_size", "exchange"), ((-1, "auto"), (9, "sparse")))

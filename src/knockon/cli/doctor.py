@@ -35,6 +35,7 @@ def examine() -> dict[str, Any]:
         "device": defaults.choose_device(machine),
         "dtype": defaults.choose_dtype(machine),
         "attention": defaults.choose_attention(machine),
+        "rollout": defaults.choose_rollout(machine),
         "distributed": defaults.choose_distributed(machine),
     }
     return {

@@ -23,12 +23,16 @@ class DraftReport(NamedTuple):
 
     Attributes:
         pool_size: Domino's ``K`` in force, 0 for the whole vocabulary; ``None`` without a rollout.
+        implementation: of the rollout, ``"plain"`` or ``"fused"``; ``None`` without one.
+        why_plain: why the rollout does not run the fused kernels; empty where it does.
         exchange: as asked for; ``None`` without a rollout.
         gate_table_bytes: memory of the table of input gates.
         nan_rows: rows of base logits that held a NaN, summed over the ranks.
     """
 
     pool_size: int | None = None
+    implementation: str | None = None
+    why_plain: str = ""
     exchange: str | None = None
     gate_table_bytes: int = 0
     nan_rows: int = 0

@@ -50,6 +50,8 @@ class DominoDrafter:
         self.rollout.group.all_reduce(nan_rows)
         return DraftReport(
             self.rollout.pool_size,
+            self.rollout.implementation,
+            self.rollout.why_plain,
             self.rollout.exchange,
             self.rollout.gate_table_bytes,
             int(nan_rows),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from knockon.engine.hardware import Hardware
+from knockon.rollout.fused.backend import HAS_TRITON
+from knockon.rollout.fused.choose import LEAST_CAPABILITY
 
 _FAST_BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
@@ -44,6 +46,18 @@ def choose_dtype(hardware: Hardware) -> Choice:
 def choose_attention(hardware: Hardware) -> Choice:
     """The attention backend's name."""
     return Choice("sdpa", "PyTorch's own kernels, which run on every device")
+
+
+def choose_rollout(hardware: Hardware) -> Choice:
+    """``fused`` or ``plain``, for a candidate pool; a rollout may find more in its head's way."""
+    if not hardware.gpus:
+        return Choice("plain", "the fused kernels need a CUDA GPU")
+    if not HAS_TRITON:
+        return Choice("plain", "Triton, which the fused kernels need, is not installed")
+    major, minor = hardware.gpus[0].capability
+    if major < LEAST_CAPABILITY:
+        return Choice("plain", f"compute capability {major}.{minor} is too old for the kernels")
+    return Choice("fused", "Triton kernels, where a candidate pool is used (K > 0)")
 
 
 def choose_distributed(hardware: Hardware) -> Choice:

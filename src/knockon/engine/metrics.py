@@ -17,6 +17,9 @@ class EngineMetrics:
         verify_width: positions verified at a time.
         candidate_pool_size: Domino's ``K`` in force, 0 for the whole vocabulary; ``None`` for
             other drafters.
+        implementation: ``"fused"`` where Domino's rollout runs the GPU kernels, ``"plain"`` where
+            it runs PyTorch's; ``None`` for other drafters.
+        why_plain: why it does not run the kernels; empty where it does.
         exchange: how base logits were asked to cross ranks: ``auto``, ``full`` or ``compact``;
             ``None`` for other drafters than Domino.
         exchanges: steps by the exchange they took. On one rank ``full`` moves nothing.
@@ -31,6 +34,8 @@ class EngineMetrics:
     draft: str | None
     verify_width: int
     candidate_pool_size: int | None
+    implementation: str | None
+    why_plain: str
     exchange: str | None
     exchanges: dict[str, int]
     gate_table_bytes: int
@@ -73,6 +78,8 @@ class Tally:
             draft=drafter.name if drafter is not None else None,
             verify_width=width,
             candidate_pool_size=report.pool_size if report is not None else None,
+            implementation=report.implementation if report is not None else None,
+            why_plain=report.why_plain if report is not None else "",
             exchange=report.exchange if report is not None else None,
             exchanges=dict(self.exchanges),
             gate_table_bytes=report.gate_table_bytes if report is not None else 0,

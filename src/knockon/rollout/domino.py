@@ -76,7 +76,8 @@ class DominoRollout:
         implementation: the one taken, ``"plain"`` or ``"fused"``.
         why_plain: why ``auto`` did not take the kernels; empty where it did, or was not asked.
         gate_table_bytes: memory of the table, 0 without one.
-        nan_rows: int64 scalar on the device; rows of this rank's base logits that held a NaN.
+        nan_rows: int64 scalar on the device; rows of this rank's base logits that held a NaN, over
+            all calls.
         exchange_taken: the exchange of the latest call, ``None`` before the first.
 
     Raises:
@@ -100,11 +101,14 @@ class DominoRollout:
     ) -> None:
         table_bytes = shard.vocab_size * 3 * head.gru_size * head.gru_input.element_size()
         whole = tabulated = False
+        taken = ""
         problem: Refused | None = None
         try:
             refuse_inputs(head, embedding, lm_head, shard, group, pool_size, exchange)
             whole = holds_whole_embedding(embedding, shard, sharded_embedding)
             tabulated = choose_gate_table(gate_table, table_bytes, sharded=not whole)
+            pool = pool_size if pool_size < shard.vocab_size else 0
+            taken, _ = choose_implementation(implementation, head, tabulated, pool)
         except Refused as refusal:
             problem = refusal
         if shards is None:
@@ -117,6 +121,8 @@ class DominoRollout:
                 "pool_size": pool_size,
                 "exchange": EXCHANGES.index(exchange) if exchange in EXCHANGES else -1,
                 "gate_table": int(tabulated),
+                # What auto comes to may differ, e.g. where one rank lacks Triton.
+                "fused kernels": int(taken == "fused"),
             }
             shards = agree(shard, group, settings, problem, head.device)
         elif problem is not None:
@@ -150,6 +156,7 @@ class DominoRollout:
     def _settle(self, pool_size: int, exchange: str, implementation: str) -> None:
         head = self.head
         self.exchange = exchange
+        self._asked_implementation = implementation
         self.pool_size = pool_size if pool_size < self.shard.vocab_size else 0
         self.exchange_taken: Exchange | None = None
         self.nan_rows = torch.zeros((), dtype=torch.int64, device=head.device)
@@ -165,27 +172,38 @@ class DominoRollout:
             self._fused = FusedBlock(head, table, self.layout, self.group)
 
     def with_settings(
-        self, pool_size: int, exchange: str = "auto", implementation: str = "auto"
+        self,
+        pool_size: int | None = None,
+        exchange: str | None = None,
+        implementation: str | None = None,
     ) -> DominoRollout:
-        """The same head with another pool and exchange; weights and gate table are shared.
+        """The same head with other settings; weights and gate table are shared.
 
-        It takes no collective; every rank asks for the same.
+        What is not given stays as it is here. Counters start anew. It takes no collective; every
+        rank asks for the same.
 
         Raises:
-            Refused: ``pool_size < 0``, or an unknown exchange.
+            Refused: ``pool_size < 0``, an unknown exchange or implementation, or kernels that
+                cannot run.
         """
+        pool_size = self.pool_size if pool_size is None else pool_size
+        exchange = self.exchange if exchange is None else exchange
         refuse_settings(pool_size, exchange)
         other = copy.copy(self)
-        other._settle(pool_size, exchange, implementation)
+        other._settle(pool_size, exchange, implementation or self._asked_implementation)
         return other
 
     def exchange_for(self, batch: int, steps: int, *, in_graph: bool = False) -> Exchange:
         """The exchange that a block of this size takes; nothing but sizes decides.
 
-        The published rule counts a logit as wide as the LM head's weights, or, where the LM head
-        is a callable, as the Domino head's.
+        ``auto`` is always compact with the fused kernels, for which it was faster at every batch
+        measured. Else the published rule decides (:func:`choose_exchange`); it counts a logit as
+        wide as the LM head's weights, or, where that is a callable, as the Domino head's.
         """
         gathered = self.group.size * steps * batch * self.shard.num_padded
+        thresholds = {}
+        if self.implementation == "fused":
+            thresholds = {"graph_full_batch": 0, "eager_full_bytes": 0}
         return choose_exchange(
             batch,
             gathered * self._bytes_per_logit,
@@ -193,6 +211,7 @@ class DominoRollout:
             self.pool_size,
             ranks=self.group.size,
             requested=self.exchange,
+            **thresholds,
         )
 
     @torch.no_grad()
@@ -210,7 +229,7 @@ class DominoRollout:
 
         Args:
             draft_hidden: the draft's rows ``Z [B, L, H]``, equal on all ranks.
-            bonus: ``[B]`` int64, ids below ``V``.
+            bonus: ``[B]`` int64, ids below ``V``, which is not checked: it would need the host.
             steps: proposals, by default ``L - 1``.
             in_graph: whether this call belongs to a CUDA graph, for the choice of exchange; by
                 default, whether one is being captured. Pass ``True`` when warming up for one.
@@ -318,4 +337,6 @@ def _block_shape(draft_hidden: Tensor, bonus: Tensor) -> tuple[int, int, int]:
     batch, length, hidden_size = draft_hidden.shape
     if tuple(bonus.shape) != (batch,):
         raise Refused("bonus shape", tuple(bonus.shape), f"[B = {batch}]")
+    if bonus.dtype != torch.int64:
+        raise Refused("bonus dtype", bonus.dtype, "torch.int64")
     return batch, length, hidden_size

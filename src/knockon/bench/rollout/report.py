@@ -90,12 +90,15 @@ class RolloutReport:
         kind = "CUDA graph replays" if s.device == "cuda" else "eager calls, CPU"
         text = f"median of {s.rounds} x {s.replays} {kind}"
         if s.tp_size > 1:
-            text += ", rank-maximum"
+            text += f", rank-maximum, collectives by {self.facts.collectives_by}"
         if s.one_rank_of is not None:
             text += (
                 f"; one rank of {s.one_rank_of}, collectives replaced by local copies of the same "
                 "size; tokens are not meaningful"
             )
+        share = s.pool_size / s.shape.vocab_size
+        if share > 0.1 and any(v.stage in "BC" for v in s.variants):
+            text += f"; the pool is {share:.0%} of the vocabulary, so B and C save little over A"
         return text
 
     def gains(self, batch: int, implementation: str) -> dict[str, float | None]:

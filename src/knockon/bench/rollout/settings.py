@@ -104,6 +104,9 @@ def settle(
     _each_once("stages", stages, tuple(STAGES))
     possible = IMPLEMENTATIONS if device == "cuda" and dtype != "float64" else ("plain",)
     implementations = possible if implementations is None else implementations
+    if "fused" in implementations and "fused" not in possible:
+        where = "on a CPU" if device == "cpu" else "in float64"
+        raise Refused("implementation", "fused", f"plain {where}", "The kernels need a CUDA GPU")
     _each_once("implementation", implementations, possible)
     if not batches or min(batches) < 1 or len(set(batches)) < len(batches):
         raise Refused("batches", list(batches), "different batch sizes of at least 1")

@@ -14,6 +14,8 @@ except ImportError:  # a machine without Triton runs the plain twins
     triton = None
     tl = None
 
+HAS_TRITON = triton is not None
+
 
 def jit(function: Any) -> Any:
     """``triton.jit`` where there is Triton."""

@@ -9,6 +9,7 @@ from knockon.rollout.fused.backend import interpreted, triton
 from knockon.rollout.fused.chain_pieces import MAX_VOCAB
 from knockon.rollout.head import DominoHead
 
+LEAST_CAPABILITY = 8  # BF16 on the tensor cores
 IMPLEMENTATIONS = ("auto", "plain", "fused")
 
 
@@ -32,25 +33,31 @@ def choose_implementation(
         return "plain", ""
     reason = _obstacle(head, tabulated, pool_size)
     if choice == "fused":
-        if reason == _NO_GPU and interpreted():
-            return "fused", ""
-        if reason:
-            raise Refused("implementation", choice, "plain", f"The kernels do not do {reason}")
+        if reason and not (reason == _NO_GPU and interpreted()):
+            raise Refused(
+                "implementation", choice, "plain", f"The fused kernels do not run: {reason}"
+            )
+        return "fused", ""
     return ("plain", reason) if reason else ("fused", "")
 
 
-_NO_GPU = "devices other than CUDA GPUs"
+_NO_GPU = "the head is not on a CUDA GPU"
 
 
 def _obstacle(head: DominoHead, tabulated: bool, pool_size: int) -> str:
     if triton is None:
-        return "without Triton"
+        return "Triton is not installed"
     if head.dtype == torch.float64:
-        return "FP64"
+        return "the head is FP64"
     if not tabulated:
-        return "input gates computed in every step (gate_table is off)"
+        return "the input gates are not tabulated (gate_table)"
     if pool_size == 0:
-        return "the whole vocabulary as a pool (K = 0)"
+        return "K = 0 has no fused path"
     if head.vocab_size > MAX_VOCAB:
-        return f"vocabularies of more than {MAX_VOCAB} ids"
-    return "" if head.device.type == "cuda" else _NO_GPU
+        return f"the vocabulary has more than {MAX_VOCAB} ids"
+    if head.device.type != "cuda":
+        return _NO_GPU
+    major, minor = torch.cuda.get_device_capability(head.device)
+    if major < LEAST_CAPABILITY:
+        return f"compute capability {major}.{minor} is too old"
+    return ""
