@@ -48,7 +48,8 @@ def test_bad_input_is_refused_by_field_before_anything_runs(field, arguments):
 
 
 def test_torchruns_ranks_must_be_those_asked_for(monkeypatch):
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
+    there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
+    for name, value in there.items():
         monkeypatch.setenv(name, value)
     for arguments in (("--tp-size", "3"), ("--one-rank-of", "2")):
         done = bench(*arguments)
@@ -61,6 +62,25 @@ def test_the_module_runs_as_the_command_does():
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: batches: found [0]")
+
+
+@pytest.mark.parametrize(
+    ("field", "variables"),
+    [
+        ("MASTER_ADDR", {"RANK": "0", "WORLD_SIZE": "2"}),
+        ("WORLD_SIZE", {"RANK": "0"}),
+        ("RANK", {"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}),
+        ("RANK", {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}),
+        ("WORLD_SIZE", {"RANK": "0", "WORLD_SIZE": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"}),
+        ("MASTER_PORT", {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "p"}),
+    ],
+)
+def test_an_environment_that_torchrun_never_makes_is_refused(monkeypatch, field, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    result = bench("--shape", "tiny")
+    assert isinstance(result.exception, Refused)
+    assert field in str(result.exception)
 
 
 def test_torchrun_runs_it_on_its_ranks_and_one_of_them_prints(tmp_path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from knockon.bench.rollout.report import RolloutReport
 
 app = typer.Typer(help="Measure parts of Knockon on this machine.", no_args_is_help=True)
 
@@ -104,11 +106,12 @@ def rollout(
     """
     from rich.console import Console
 
-    from knockon.bench.rollout.plot import check_plot, write_plot
+    from knockon.bench.rollout.plot import check_plot
     from knockon.bench.rollout.ranks import decide_tp_size, is_first_rank, ranks_for
     from knockon.bench.rollout.run import measure
     from knockon.bench.rollout.settings import parse_batches, parse_names, settle
     from knockon.bench.rollout.table import print_tables
+    from knockon.errors import Refused
 
     settings = settle(
         shape=shape,
@@ -118,7 +121,7 @@ def rollout(
         one_rank_of=one_rank_of,
         batches=parse_batches(batches),
         stages=parse_names(stages),
-        implementations=None if implementation is None else parse_names(implementation),
+        implementations=None if implementation in (None, "auto") else parse_names(implementation),
         pool_size=pool_size,
         steps=steps,
         rounds=rounds,
@@ -128,7 +131,7 @@ def rollout(
     )
     for option, path in (("json", as_json), ("plot", plot)):
         if path is not None:
-            _check_folder(option, path)
+            _check_writable(option, path)
     if plot is not None:
         check_plot(plot)
     first = is_first_rank()
@@ -139,14 +142,30 @@ def rollout(
         return
     # Into a file or a pipe, tables keep their full width.
     print_tables(report, Console(highlight=False, width=None if sys.stdout.isatty() else 140))
+    try:
+        _write(report, as_json, plot)
+    except OSError as error:
+        raise Refused(
+            "result", str(error.filename), "a file that can be written", str(error)
+        ) from error
+
+
+def _write(report: RolloutReport, as_json: Path | None, plot: Path | None) -> None:
+    from knockon.bench.rollout.plot import write_plot
+
     if as_json is not None:
         as_json.write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n")
     if plot is not None:
         write_plot(report, plot)
 
 
-def _check_folder(option: str, path: Path) -> None:
+def _check_writable(option: str, path: Path) -> None:
     from knockon.errors import Refused
 
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise Refused(option, str(path), "a file in a folder that exists and can be written to")
+    there = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise Refused(option, str(path), "a file that can be written", str(error)) from error
+    if not there:
+        path.unlink()

@@ -11,6 +11,8 @@ from knockon.rollout import order
 from knockon.rollout.candidates import Candidates, GatheredLogits
 from knockon.rollout.products import bmm_into, three_parts
 
+_INF = float("inf")
+
 
 class Correction(Protocol):
     """Chooses the token of a corrected row."""
@@ -61,8 +63,9 @@ class PoolOnly:
         self.first = first
         rows = weight.index_select(0, self.ids.reshape(-1)).view(batch, pool, -1)
         # Where logits have 16 bits, -inf has room below them in FP32 once and for all, and a
-        # finite correction keeps it there (2**103 is half a step at the end of FP32): sums then
-        # compare as they are. Otherwise each step maps its sums to ranks.
+        # correction below 2**103 keeps it there (that is half a step at the end of FP32): sums
+        # then compare as they are, but for NaN out of infinite activations. Otherwise each step
+        # maps its sums to ranks.
         self.ordered = finite and candidates.base.element_size() == 2 and dtype == torch.float32
         self.base = candidates.base.to(dtype, copy=True)
         if self.ordered:
@@ -80,7 +83,10 @@ class PoolOnly:
 
     def choose(self, j: int, hidden: Tensor, token: Tensor) -> None:
         sums = self._sums(j - self.first, hidden)
-        ranked = sums if self.ordered else order.ranks(sums)
+        if self.ordered:
+            ranked = sums.nan_to_num_(nan=-_INF, posinf=_INF, neginf=-_INF)
+        else:
+            ranked = order.ranks(sums)
         best = ranked.argmax(dim=-1, keepdim=True)
         torch.gather(self.ids, 1, best, out=token.unsqueeze(1))
 

@@ -101,7 +101,7 @@ class DominoRollout:
     ) -> None:
         table_bytes = shard.vocab_size * 3 * head.gru_size * head.gru_input.element_size()
         whole = tabulated = False
-        taken = ""
+        taken, pool = "", 0
         problem: Refused | None = None
         try:
             refuse_inputs(head, embedding, lm_head, shard, group, pool_size, exchange)
@@ -118,7 +118,7 @@ class DominoRollout:
                 "correction width": head.correction_size,
                 "prefix_len": head.prefix_len,
                 "shift_label": int(head.shift_label),
-                "pool_size": pool_size,
+                "pool_size": pool,
                 "exchange": EXCHANGES.index(exchange) if exchange in EXCHANGES else -1,
                 "gate_table": int(tabulated),
                 # What auto comes to may differ, e.g. where one rank lacks Triton.
@@ -229,7 +229,8 @@ class DominoRollout:
 
         Args:
             draft_hidden: the draft's rows ``Z [B, L, H]``, equal on all ranks.
-            bonus: ``[B]`` int64, ids below ``V``, which is not checked: it would need the host.
+            bonus: ``[B]`` int64; ids from 0 to ``V - 1``, which is not checked, since it would take
+                the host.
             steps: proposals, by default ``L - 1``.
             in_graph: whether this call belongs to a CUDA graph, for the choice of exchange; by
                 default, whether one is being captured. Pass ``True`` when warming up for one.
@@ -253,7 +254,8 @@ class DominoRollout:
         z = draft_hidden[:, offset : offset + steps].transpose(0, 1).contiguous()  # [T, B, H]
         packed = z.view(steps * batch, hidden_size)
         draft_part = self._fused.begin(packed, steps) if self._fused is not None else None
-        local = self._logits(packed).view(steps, batch, self.shard.num_padded)
+        local = self._base_logits(packed).view(steps, batch, self.shard.num_padded)
+        bonus = bonus.to(torch.int64).contiguous()
 
         if in_graph is None:
             in_graph = local.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -271,6 +273,18 @@ class DominoRollout:
         if chosen_from is not None:
             self._fill(z, bonus, proposals, len(tokens), chosen_from)
         return proposals.t().contiguous()
+
+    def _base_logits(self, packed: Tensor) -> Tensor:
+        """``LMHead(z)`` of this rank's ids, ``[T * B, num_padded]``, contiguous."""
+        logits = self._logits(packed)
+        wanted = (len(packed), self.shard.num_padded)
+        if tuple(logits.shape) != wanted:
+            raise Refused("lm_head output shape", tuple(logits.shape), f"{wanted}")
+        if (logits.dtype == torch.float64) != (self.head.dtype == torch.float64):
+            raise Refused(
+                "lm_head output dtype", logits.dtype, f"FP64 or not as the head, {self.head.dtype}"
+            )
+        return logits.contiguous()
 
     def _exchange(self, local: Tensor) -> tuple[list[Tensor], ChosenFrom | None]:
         """The prefix rows' tokens, and what the other rows choose from (``None`` without any)."""
@@ -337,6 +351,8 @@ def _block_shape(draft_hidden: Tensor, bonus: Tensor) -> tuple[int, int, int]:
     batch, length, hidden_size = draft_hidden.shape
     if tuple(bonus.shape) != (batch,):
         raise Refused("bonus shape", tuple(bonus.shape), f"[B = {batch}]")
-    if bonus.dtype != torch.int64:
+    if bonus.dtype not in (torch.int64, torch.int32):
         raise Refused("bonus dtype", bonus.dtype, "torch.int64")
+    if bonus.device != draft_hidden.device:
+        raise Refused("bonus device", str(bonus.device), f"{draft_hidden.device}, as draft_hidden")
     return batch, length, hidden_size

@@ -56,9 +56,9 @@ def refuse_settings(pool_size: int, exchange: str) -> None:
     """Check what may differ between rollouts that share one head.
 
     Raises:
-        Refused: ``pool_size < 0``, or an unknown exchange.
+        Refused: ``pool_size`` that is no number of ids, or an unknown exchange.
     """
-    if pool_size < 0:
+    if not isinstance(pool_size, int) or isinstance(pool_size, bool) or pool_size < 0:
         raise Refused("pool_size", pool_size, "0 for the whole vocabulary, or more")
     if exchange not in EXCHANGES:
         raise Refused("exchange", exchange, f"one of {EXCHANGES}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from knockon.bench.rollout.rank import RolloutRank, lone_rank, spawned_rank
 from knockon.bench.rollout.settings import RolloutSettings
-from knockon.errors import Refused
+from knockon.errors import KnockonError, Refused
 from knockon.parallel import TorchGroup
 from knockon.parallel.launch import RankPool
 
@@ -49,10 +50,37 @@ class TorchrunRanks:
 
 
 def torchrun_size() -> int | None:
-    """Ranks that ``torchrun`` started, ``None`` outside of it."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
-    return None
+    """Ranks that ``torchrun`` started, ``None`` outside of it.
+
+    Raises:
+        Refused: only a part of ``torchrun``'s variables, or values that it never sets.
+    """
+    found = [name for name in _TORCHRUN if name in os.environ]
+    if "RANK" not in found and "WORLD_SIZE" not in found:
+        return None
+    missing = [name for name in _TORCHRUN if name not in found]
+    if missing:
+        raise Refused("torchrun's environment", ", ".join(found), f"{', '.join(missing)} too")
+    size = _environment_number("WORLD_SIZE", 1)
+    rank = _environment_number("RANK", 0)
+    if rank >= size:
+        raise Refused("RANK", rank, f"less than WORLD_SIZE = {size}")
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        if name in os.environ:
+            _environment_number(name, 0)
+    return size
+
+
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# How long ranks wait for each other: to join, and in a collective.
+_WAIT = timedelta(seconds=120)
+
+
+def _environment_number(name: str, least: int) -> int:
+    text = os.environ[name]
+    if not text.isdecimal() or int(text) < least:
+        raise Refused(name, text, f"a number of at least {least}")
+    return int(text)
 
 
 def decide_tp_size(asked: int | None, one_rank_of: int | None) -> int:
@@ -118,7 +146,12 @@ def _joined(backend: str) -> Iterator[torch.device]:
     if backend == "nccl":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
+    chosen = device if backend == "nccl" else None
+    try:
+        dist.init_process_group(backend, device_id=chosen, timeout=_WAIT)
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise KnockonError(f"the ranks of torchrun did not find each other: {reason}") from error
     try:
         yield device
     finally:

@@ -15,15 +15,16 @@ def best_k(keys: Tensor, ids: Tensor, k: int) -> Tensor:
     """The ids of the ``k`` best keys of each request, equal keys to the lowest id.
 
     Args:
-        keys: ``[B, M]`` int32, contiguous; sentinels (:data:`~knockon.rollout.fused.keys.SENTINEL`)
+        keys: ``[B, M]`` int32; sentinels (:data:`~knockon.rollout.fused.keys.SENTINEL`)
             anywhere, at least ``k`` others.
-        ids: ``[B, M]`` int32, contiguous, ascending along each row, sentinels apart: offers of
+        ids: ``[B, M]`` int32, ascending along each row, sentinels apart: offers of
             ranks in rank order are.
         k: 1 to ``M``.
 
     Returns:
         ``[B, k]`` int32, ascending.
     """
+    keys, ids = keys.contiguous(), ids.contiguous()
     return best_k_kernel(keys, ids, k) if runs_on(keys) else best_k_plain(keys, ids, k)
 
 

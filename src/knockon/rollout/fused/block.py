@@ -60,6 +60,10 @@ class FusedBlock:
             return F.linear(rows.float(), weight.float()).view(shape)
         out = torch.empty((len(rows), len(weight)), dtype=torch.float32, device=rows.device)
         self._stream.wait_stream(torch.cuda.current_stream(rows.device))
+        if not torch.cuda.is_current_stream_capturing():
+            # Should the caller's LM head raise, both are freed while this stream still works.
+            out.record_stream(self._stream)
+            rows.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             if rows.dtype == weight.dtype and rows.dtype != torch.float32:
                 torch.mm(rows, weight.t(), out_dtype=torch.float32, out=out)

@@ -31,7 +31,9 @@ class ChainWeights:
     @staticmethod
     def of(head: DominoHead, table: Tensor) -> ChainWeights:
         state_half = head.correction_in[:, head.hidden_size :]
-        return ChainWeights(table, torch.cat((head.gru_state, state_half)), head.correction_out)
+        return ChainWeights(
+            table, torch.cat((head.gru_state, state_half)), head.correction_out.contiguous()
+        )
 
     def pool_rows(self) -> tuple[Tensor, bool]:
         """``W2`` as the kernels read it, and whether two BF16 weights share an int32."""
@@ -163,7 +165,7 @@ def run_chain(
         part = (
             weights,
             draft_part[:, some].contiguous(),
-            bonus[some],
+            bonus[some].contiguous(),
             tokens[some],
             pool_ids[some],
             PoolBase(base.logits[:, some], base.indexed),
