@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from knockon.parallel import Group, VocabShard
 from knockon.rollout import DominoHead, DominoRollout
 from knockon.rollout.reference import reference_rollout
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 H, G, E = 4, 3, 3
 
 
@@ -123,6 +125,20 @@ def exact_case(
         draft_hidden=integers(-2, 2, batch, length, H).to(dtype),
         bonus=torch.randint(0, vocab_size, (batch,), generator=rng),
         steps=steps,
+    )
+
+
+def drawn_case(data: st.DataObject, vocab_size: int) -> ExactCase:
+    """A case whose every size and setting Hypothesis draws."""
+    return exact_case(
+        data.draw(st.integers(0, 2**20), "seed"),
+        vocab_size,
+        batch=data.draw(st.integers(0, 3), "B"),
+        steps=data.draw(st.integers(0, 6), "steps"),
+        prefix_len=data.draw(st.integers(0, 4), "p"),
+        shift_label=data.draw(st.booleans(), "shift_label"),
+        dtype=data.draw(st.sampled_from(DTYPES), "dtype"),
+        specials=data.draw(st.booleans(), "specials"),
     )
 
 

@@ -10,25 +10,14 @@ from hypothesis import strategies as st
 from knockon.rollout import DominoHead
 from knockon.rollout.batched_reference import BatchedReference, input_gates
 from knockon.rollout.reference import base_logits, reference_rollout
-from tests.rollout.exact_cases import exact_case
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+from tests.rollout.exact_cases import DTYPES, drawn_case
 
 
 @settings(max_examples=150)
 @given(data=st.data())
 def test_exact_cases_with_ties_infinities_and_nan(data: st.DataObject) -> None:
     vocab_size = data.draw(st.integers(1, 40), "V")
-    case = exact_case(
-        data.draw(st.integers(0, 2**20), "seed"),
-        vocab_size,
-        batch=data.draw(st.integers(0, 3), "B"),
-        steps=data.draw(st.integers(0, 6), "steps"),
-        prefix_len=data.draw(st.integers(0, 4), "p"),
-        shift_label=data.draw(st.booleans(), "shift_label"),
-        dtype=data.draw(st.sampled_from(DTYPES), "dtype"),
-        specials=data.draw(st.booleans(), "specials"),
-    )
+    case = drawn_case(data, vocab_size)
     pool_size = data.draw(st.integers(0, vocab_size + 2), "K")
     gates = input_gates(case.head, case.embedding, case.head.dtype)
     offset = 0 if case.head.shift_label else 1

@@ -9,12 +9,10 @@ import torch
 
 from knockon.parallel import SingleRank, VocabShard
 from knockon.rollout import domino
-from tests.rollout.exact_cases import ExactCase, cut_shards, exact_case
+from tests.rollout.exact_cases import DTYPES, ExactCase, cut_shards, exact_case
 from tests.rollout.thread_ranks import ThreadGroup, run_ranks
 
 pytestmark = pytest.mark.gpu
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def on_gpu(case: ExactCase) -> ExactCase:

@@ -11,10 +11,8 @@ from knockon.errors import Refused
 from knockon.parallel import SingleRank, VocabShard
 from knockon.rollout import DominoHead, DominoRollout
 from knockon.rollout.reference import reference_rollout
-from tests.rollout.exact_cases import ExactCase, cut_shards, exact_case
+from tests.rollout.exact_cases import DTYPES, ExactCase, cut_shards, drawn_case, exact_case
 from tests.rollout.thread_ranks import ThreadGroup, run_ranks
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def chains_of_all_ranks(
@@ -31,16 +29,7 @@ def chains_of_all_ranks(
 def test_every_stage_on_every_rank_is_the_oracle(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from((1, 2, 3, 4, 8)), "ranks")
     vocab_size = data.draw(st.integers(1, 48), "V")
-    case = exact_case(
-        data.draw(st.integers(0, 2**20), "seed"),
-        vocab_size,
-        batch=data.draw(st.integers(0, 3), "B"),
-        steps=data.draw(st.integers(0, 6), "steps"),
-        prefix_len=data.draw(st.integers(0, 4), "p"),
-        shift_label=data.draw(st.booleans(), "shift_label"),
-        dtype=data.draw(st.sampled_from(DTYPES), "dtype"),
-        specials=data.draw(st.booleans(), "specials"),
-    )
+    case = drawn_case(data, vocab_size)
     pool_size = data.draw(st.integers(0, vocab_size + 2), "K")
     cuts = data.draw(st.lists(st.integers(0, 1000), min_size=size - 1, max_size=size - 1), "cuts")
     shards = data.draw(

@@ -60,6 +60,16 @@ def test_bonus_tokens_may_be_a_column_and_int32(name: str) -> None:
         assert proposed.tolist() == case.oracle(9)
 
 
+def test_rollouts_that_share_a_head_share_what_the_kernels_keep() -> None:
+    case = case_of(8)
+    made = case.rollout(
+        SHARD, SingleRank(), pool_size=9, implementation=implementation_here("fused")
+    )
+    other = made.with_settings(5)
+    assert other._fused is made._fused
+    assert case.propose(other) == case.oracle(5)
+
+
 def test_bonus_tokens_that_are_no_integers_are_refused() -> None:
     case = case_of(4)
     made = case.rollout(SHARD, SingleRank(), pool_size=9)

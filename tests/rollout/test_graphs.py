@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from knockon.bench.rollout.groups import OneRankOf
 from knockon.parallel import SingleRank, VocabShard
 from knockon.rollout import DominoHead, DominoRollout
 
@@ -14,24 +15,6 @@ pytestmark = pytest.mark.gpu
 
 # Qwen3.6-27B.
 V, H, G, E, L = 248_320, 5120, 1024, 256, 16
-
-
-class OneRankOf:
-    """Rank 0 of several whose peers send what it sends: the shapes and kernels of real work."""
-
-    rank = 0
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def all_gather(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        out.copy_(x.unsqueeze(0).expand_as(out))
-
-    def all_reduce(self, x: torch.Tensor) -> None:
-        x.copy_(x.clone())
-
-    def broadcast(self, x: torch.Tensor) -> None:
-        return
 
 
 Weights = tuple[DominoHead, torch.Tensor, torch.Tensor]

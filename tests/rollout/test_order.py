@@ -88,12 +88,12 @@ def test_the_fast_selection_is_a_stable_sort(dtype: torch.dtype) -> None:
     logits[1, 5:40_000] = -float("inf")
     ranked = order.ranks(logits)
     for k in (1, 700, 2048, 30_000, 50_000):
-        plain = order._best_positions_by_sorting(ranked, k)
+        plain = order.best_positions_by_sorting(ranked, k)
         assert torch.equal(order.best_positions(ranked, k), plain)
         assert torch.equal(order.best_positions(order.small_ranks(logits), k), plain)
         wider = torch.cat((ranked[0], ranked[1]))[None, :100_000]  # positions beyond 16 bits
         both = torch.cat((logits[0], logits[1]))[None, :100_000]
-        plain = order._best_positions_by_sorting(wider, k)
+        plain = order.best_positions_by_sorting(wider, k)
         assert torch.equal(order.best_positions(order.small_ranks(both), k), plain)
 
 

@@ -72,7 +72,7 @@ def test_two_level_selection_is_a_stable_sort(dtype: torch.dtype, few: bool) -> 
     scored[1, :60_000] = -math.inf
     ranked = order.ranks(scored)
     for k in (1, 100, 2048, 4000):
-        plain = order._best_positions_by_sorting(ranked, k)
+        plain = order.best_positions_by_sorting(ranked, k)
         assert torch.equal(pool.choose(scored, k, large=0), plain)
         assert torch.equal(pool.choose(scored, k, large=1 << 40), plain)
 
@@ -106,7 +106,7 @@ def test_the_pool_on_a_gpu_is_a_stable_sort_of_the_rows_best(
             assert torch.equal(order.ranks(scored[:, :real].contiguous()), wanted)
             assert scored[:, real:].isnan().all()
         for k in (1, 2048):
-            plain = order._best_positions_by_sorting(wanted, k)
+            plain = order.best_positions_by_sorting(wanted, k)
             assert torch.equal(pool.choose(scored, k, large=1 << 40), plain)
             assert torch.equal(pool.choose(scored, k, large=0), plain)
 

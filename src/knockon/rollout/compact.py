@@ -12,6 +12,7 @@ from torch import Tensor
 from knockon.parallel import Group, VocabShard
 from knockon.rollout import order, pool
 from knockon.rollout.candidates import Candidates
+from knockon.rollout.fused.pool_base import own_pool_base_plain
 
 
 def exchange_compact(
@@ -82,11 +83,8 @@ def _gather_offers(scores: Tensor, ids: Tensor, group: Group) -> tuple[Tensor, T
 
 def _rebuild(local: Tensor, ids: Tensor, shard: VocabShard, group: Group) -> Tensor:
     """Base logits of ``ids [B, K]``, each from the one rank that holds it: ``[T - p, B, K]``."""
-    position = ids - shard.start
     if group.size == 1:
-        return local.gather(-1, position.expand(local.shape[0], -1, -1))
-    foreign = (position < 0) | (position >= shard.num_org)
-    position = position.clamp(0, shard.num_padded - 1)
-    base = local.gather(-1, position.expand(local.shape[0], -1, -1)).masked_fill_(foreign, 0.0)
+        return local.gather(-1, (ids - shard.start).expand(local.shape[0], -1, -1))
+    base = own_pool_base_plain(local, ids, shard.start, shard.num_org)
     group.all_reduce(base)  # every other rank adds zeros, so the sum is exact
     return base

@@ -151,6 +151,7 @@ class DominoRollout:
         else:
             self._gates = ComputedGates(head, embedding)
         self.gate_table_bytes = table_bytes if tabulated else 0
+        self._fused_block: FusedBlock | None = None  # made when first needed, then shared
         self._settle(pool_size, exchange, implementation)
 
     def _settle(self, pool_size: int, exchange: str, implementation: str) -> None:
@@ -169,7 +170,10 @@ class DominoRollout:
         )
         self._fused: FusedBlock | None = None
         if self.implementation == "fused" and table is not None:
-            self._fused = FusedBlock(head, table, self.layout, self.group)
+            if self._fused_block is None:
+                draft_half = self._recurrence.draft_half
+                self._fused_block = FusedBlock(head, draft_half, table, self.layout, self.group)
+            self._fused = self._fused_block
 
     def with_settings(
         self,

@@ -148,13 +148,13 @@ def best_positions(ranked: Tensor, k: int) -> Tensor:
         position = torch.arange(_POSITION_MASK, _POSITION_MASK - n, -1, device=ranked.device)
         unique = (bits & ~_POSITION_MASK) | position
     else:
-        return _best_positions_by_sorting(ranked, k)
+        return best_positions_by_sorting(ranked, k)
     chosen = unique.topk(k, dim=-1, sorted=False).indices
     short = torch.int16 if n <= 1 << 15 else torch.int32
     return chosen.to(short).sort(dim=-1).values.to(torch.int64)
 
 
-def _best_positions_by_sorting(ranked: Tensor, k: int) -> Tensor:
+def best_positions_by_sorting(ranked: Tensor, k: int) -> Tensor:
     best_first = ranked.sort(dim=-1, descending=True, stable=True).indices
     return best_first[..., :k].sort(dim=-1).values
 

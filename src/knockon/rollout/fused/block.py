@@ -24,18 +24,28 @@ INDEXED_REQUESTS = 2
 
 
 class FusedBlock:
-    """What the fused path keeps: the chain's weights and the ``z`` half of ``W1``.
+    """What the fused path keeps beyond the plain one: the chain's weights, and a stream.
+
+    It depends on no settings, so rollouts that share a head share it.
 
     Args:
         head: in BF16, FP16 or FP32.
+        draft_half: the ``z`` half of ``W1``, ``[E, H]``, as the plain path keeps it.
         table: the tabulated input gates ``[V, 3G]``.
         layout: every rank's shard.
         group: the ranks.
     """
 
-    def __init__(self, head: DominoHead, table: Tensor, layout: VocabLayout, group: Group) -> None:
+    def __init__(
+        self,
+        head: DominoHead,
+        draft_half: Tensor,
+        table: Tensor,
+        layout: VocabLayout,
+        group: Group,
+    ) -> None:
         self.weights = ChainWeights.of(head, table)
-        self.draft_half = head.correction_in[:, : head.hidden_size].contiguous()
+        self.draft_half = draft_half
         self.prefix_len = head.prefix_len
         self.layout = layout
         self.shard = layout.shards[group.rank]

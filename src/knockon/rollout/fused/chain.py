@@ -125,8 +125,13 @@ def choose_launch(
 
 def own_columns(gru: int, correction: int, programs: int) -> int:
     """Rows of ``stacked`` that a program owns, as a power of two: its units' gates and hidden."""
-    units, hidden = (power_of_two(-(-n // programs)) for n in (gru, correction))
+    units, hidden = own_units(gru, correction, programs)
     return max(16, power_of_two(3 * units + hidden))
+
+
+def own_units(gru: int, correction: int, programs: int) -> tuple[int, int]:
+    """GRU units and correction units that a program owns, each as a power of two."""
+    return power_of_two(-(-gru // programs)), power_of_two(-(-correction // programs))
 
 
 def run_chain(
@@ -191,6 +196,7 @@ def _run_resident(
     steps = tokens.shape[1]
     gru, correction = weights.table.shape[1] // 3, weights.correction_out.shape[1]
     pool_rows, packed = weights.pool_rows()
+    units, hidden_units = own_units(gru, correction, launch.programs)
     padded = power_of_two(batch)
     per = launch.programs // padded
     rows = power_of_two(-(-pool // per))
@@ -228,8 +234,8 @@ def _run_resident(
         BATCH=padded,
         PER=per,
         PER_BLOCK=max(per, threads // padded),
-        UNITS=power_of_two(-(-gru // launch.programs)),
-        HIDDEN=power_of_two(-(-correction // launch.programs)),
+        UNITS=units,
+        HIDDEN=hidden_units,
         ROWS=rows,
         CHUNK=min(rows, launch.chunk),
         INDEXED=base.indexed,
@@ -254,8 +260,7 @@ def _run_tiled(
     gru, correction = weights.table.shape[1] // 3, weights.correction_out.shape[1]
     pool_rows, packed = weights.pool_rows()
     per = launch.programs // power_of_two(batch)
-    units = power_of_two(-(-gru // launch.programs))
-    hidden_units = power_of_two(-(-correction // launch.programs))
+    units, hidden_units = own_units(gru, correction, launch.programs)
     columns = own_columns(gru, correction, launch.programs)
     share = -(-pool // per)
     tile = min(launch.pool_rows, power_of_two(share))

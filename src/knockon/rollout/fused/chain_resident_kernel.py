@@ -1,4 +1,4 @@
-"""The chain for small batches: weights stay in registers, ranks of programs talk by tagged words.
+"""The chain for small batches: weights stay in registers, programs talk by tagged words.
 
 One program an SM keeps its rows of ``W_hh``, of the state half of ``W1`` and, where they fit, of
 the pool's ``W2`` in registers for the whole block. What programs tell each other (state, hidden

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from knockon.rollout.fused.backend import jit, power_of_two, runs_on, tl
@@ -51,4 +50,4 @@ def own_pool_base_plain(local: Tensor, ids: Tensor, start: int, num_org: int) ->
     foreign = (position < 0) | (position >= num_org)
     position = position.clamp(0, local.shape[-1] - 1)
     base = local.gather(-1, position.expand(local.shape[0], -1, -1))
-    return base.masked_fill_(foreign, 0.0) if base.numel() else torch.zeros_like(base)
+    return base.masked_fill_(foreign, 0.0)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from knockon.rollout.fused.keys import SENTINEL, keys_of
 from knockon.rollout.fused.selected import Selected
+from knockon.rollout.order import best_positions_by_sorting
 
 
 def select_plain(
@@ -24,16 +25,10 @@ def select_plain(
         empty = prefix_ids.new_empty((batch, 0))
         return Selected(prefix_keys, prefix_ids, empty, empty.clone())
     score = keys[prefix:].amax(0)
-    pool = _best_positions(score, min(k, width))
+    pool = best_positions_by_sorting(score, min(k, width))
     return Selected(prefix_keys, prefix_ids, score.gather(-1, pool), (pool + start).to(torch.int32))
 
 
 def best_k_plain(keys: Tensor, ids: Tensor, k: int) -> Tensor:
     """The twin of :func:`~knockon.rollout.fused.best_k.best_k`, same signature."""
-    return ids.gather(-1, _best_positions(keys, k))
-
-
-def _best_positions(keys: Tensor, k: int) -> Tensor:
-    """The ``k`` best of ``keys [B, N]``, the lowest of ties, ascending: ``[B, k]`` int64."""
-    best_first = keys.sort(dim=-1, descending=True, stable=True).indices
-    return best_first[:, :k].sort(dim=-1).values
+    return ids.gather(-1, best_positions_by_sorting(keys, k))
