@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from knockon.engine.hardware import Hardware
-from knockon.rollout.fused.backend import HAS_TRITON
 from knockon.rollout.fused.choose import LEAST_CAPABILITY
+from knockon.triton_backend import HAS_TRITON
 
 _FAST_BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 

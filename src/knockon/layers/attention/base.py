@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -68,19 +69,38 @@ class BlockPlan:
     Attributes:
         positions: ``[B, T]`` int64, absolute position of each row.
         slots: ``[B * T]`` int64, the KV slot that each row is written to.
-        context_slots: ``[B, C]`` int64, the KV slots of positions ``0 .. C-1``; what
-            lies past a request's own rows is never seen.
-        segments: the rows, cut where causal ones need more of the context.
+        page_table: ``[B, P]`` integers, the page of each run of ``page_size`` positions.
+        page_size: positions a page.
+        segments: the rows, cut where causal ones need more of the context; empty where the host
+            knows no bound on it, which only backends that read lengths on the device can run.
         first_slot: known on the host, for one request whose pages follow each other: its context
-            lies in the ``C`` slots from here on and can be read in place.
+            lies in the slots from here on and can be read in place.
     """
 
     positions: Tensor
     slots: Tensor
-    context_slots: Tensor
-    segments: tuple[Segment, ...]
+    page_table: Tensor
+    page_size: int
+    segments: tuple[Segment, ...] = ()
     first_slot: int | None = None
     _biases: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+
+    @property
+    def context(self) -> int:
+        """``C``, the host's bound on the positions that any row may see."""
+        if not self.segments:
+            raise ValueError("this plan was made without a bound on the context")
+        return self.segments[-1].context
+
+    @cached_property
+    def context_slots(self) -> Tensor:
+        """``[B, C]`` int64, the KV slots of positions ``0 .. C-1``.
+
+        A key past the table is past every request's rows: any slot will do, since none is seen.
+        """
+        keys = torch.arange(self.context, device=self.positions.device)
+        pages = (keys // self.page_size).clamp(max=self.page_table.shape[1] - 1)
+        return self.page_table[:, pages] * self.page_size + keys % self.page_size
 
     @property
     def rows(self) -> int:
@@ -90,7 +110,7 @@ class BlockPlan:
     @property
     def whole(self) -> Segment:
         """All rows over all of the context."""
-        return Segment(0, self.rows, self.context_slots.shape[1])
+        return Segment(0, self.rows, self.context)
 
     def bias(
         self, segment: Segment, visibility: Visibility, repeat: int, dtype: torch.dtype
@@ -130,32 +150,36 @@ def plan_block(
     page_size: int,
     starts: Tensor,
     rows: int,
-    context: int,
+    context: int | None = None,
     first_slot: int | None = None,
+    counts: Tensor | None = None,
 ) -> BlockPlan:
     """Plan a forward of ``rows`` rows per request from page tables; no host read.
 
     Args:
-        page_table: ``[B, P]`` int64 page numbers; entries past a request's pages are the null page.
+        page_table: ``[B, P]`` integer page numbers; entries past a request's pages are the null
+            page.
         page_size: positions per page.
         starts: ``[B]`` int64, position of each request's first row.
         rows: ``T``.
-        context: a host-known bound on ``starts + rows``.
+        context: a host-known bound on ``starts + rows``, ``None`` without one.
         first_slot: see :class:`BlockPlan`.
+        counts: ``[B]`` int64, how many of the ``T`` rows each request has; by default all. The
+            others repeat its first position and are written to the null page.
     """
     offsets = torch.arange(rows, device=starts.device)
     positions = starts.unsqueeze(1) + offsets
+    held = None
+    if counts is not None:
+        held = offsets < counts.unsqueeze(1)
+        positions = torch.where(held, positions, starts.unsqueeze(1))
     pages = positions // page_size
-    held = pages < page_table.shape[1]
+    inside = pages < page_table.shape[1]
+    held = inside if held is None else held & inside
     page = page_table.gather(1, pages.clamp(max=page_table.shape[1] - 1))
     slots = page.where(held, NULL_PAGE) * page_size + positions % page_size
-    segments = cut(rows, context, lone=len(page_table) == 1)
-    keys = torch.arange(segments[-1].context, device=starts.device)
-    key_pages = keys // page_size
-    table = page_table[:, key_pages.clamp(max=page_table.shape[1] - 1)]
-    # A key past the table is past every request's rows: any slot will do, since none is seen.
-    context_slots = table * page_size + keys % page_size
-    return BlockPlan(positions, slots.flatten(), context_slots, segments, first_slot)
+    segments = () if context is None else cut(rows, context, lone=len(page_table) == 1)
+    return BlockPlan(positions, slots.flatten(), page_table, page_size, segments, first_slot)
 
 
 def cut(rows: int, context: int, lone: bool) -> tuple[Segment, ...]:

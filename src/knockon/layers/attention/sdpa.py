@@ -31,7 +31,7 @@ class SdpaBackend:
         batch, rows, heads, dim = q.shape
         kv_heads = kv.k.shape[1]
         group = heads // kv_heads
-        context = plan.context_slots.shape[1]
+        context = plan.context
         shape = (batch, context, kv_heads, dim)
         if plan.first_slot is not None:
             here = slice(plan.first_slot, plan.first_slot + context)

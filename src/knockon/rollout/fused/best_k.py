@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from knockon.rollout.fused.backend import runs_on
 from knockon.rollout.fused.best_kernels import choose_best
 from knockon.rollout.fused.keys import SENTINEL
 from knockon.rollout.fused.select_launch import BestLaunch, best_launch
 from knockon.rollout.fused.select_plain import best_k_plain
+from knockon.triton_backend import runs_on
 
 
 def best_k(keys: Tensor, ids: Tensor, k: int) -> Tensor:

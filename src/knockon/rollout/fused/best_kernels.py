@@ -11,7 +11,7 @@ writes the winners of one list.
 
 from __future__ import annotations
 
-from knockon.rollout.fused.backend import jit, tl
+from knockon.triton_backend import jit, tl
 
 
 @jit

@@ -8,10 +8,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from knockon.rollout.fused.backend import power_of_two
 from knockon.rollout.fused.chain_resident_kernel import chain_resident
 from knockon.rollout.fused.chain_tiled_kernel import chain_tiled
 from knockon.rollout.head import DominoHead
+from knockon.triton_backend import power_of_two
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from knockon.rollout.fused.backend import jit, tl
+from knockon.triton_backend import jit, tl
 
 ID_BITS = 24  # an id's room in a packed sum
 MAX_VOCAB = 1 << ID_BITS

@@ -17,8 +17,8 @@ thread at least, padded where need be.
 
 from __future__ import annotations
 
-from knockon.rollout.fused.backend import jit, tl
 from knockon.rollout.fused.chain_pieces import gru_cell, pack, pool_sums, silu, unpack_id
+from knockon.triton_backend import jit, tl
 
 
 @jit

@@ -11,8 +11,8 @@ that a step is three phases: the cell of its units; one product of the whole sta
 
 from __future__ import annotations
 
-from knockon.rollout.fused.backend import jit, tl
 from knockon.rollout.fused.chain_pieces import gru_cell, pack, pool_sums, silu, unpack_id
+from knockon.triton_backend import jit, tl
 
 
 @jit

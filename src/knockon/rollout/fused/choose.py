@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from knockon.errors import Refused
-from knockon.rollout.fused.backend import interpreted, triton
 from knockon.rollout.fused.chain_pieces import MAX_VOCAB
 from knockon.rollout.head import DominoHead
+from knockon.triton_backend import interpreted, triton
 
 LEAST_CAPABILITY = 8  # BF16 on the tensor cores
 IMPLEMENTATIONS = ("auto", "plain", "fused")

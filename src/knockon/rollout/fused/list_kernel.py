@@ -13,9 +13,9 @@ of a request repeats only the search for the bound, and lists its own slice of t
 
 from __future__ import annotations
 
-from knockon.rollout.fused.backend import jit, tl
 from knockon.rollout.fused.best_kernels import choose_part, kth_largest
 from knockon.rollout.fused.select_kernels import finish_request
+from knockon.triton_backend import jit, tl
 
 
 @jit

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from knockon.rollout.fused.backend import jit, power_of_two, runs_on, tl
+from knockon.triton_backend import jit, power_of_two, runs_on, tl
 
 
 @jit

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from knockon.errors import Refused
-from knockon.rollout.fused.backend import power_of_two, runs_on
 from knockon.rollout.fused.keys import key_dtype, padding_key
 from knockon.rollout.fused.list_kernel import choose_listed, list_groups
 from knockon.rollout.fused.select_kernels import finish_rows, scan_rows
 from knockon.rollout.fused.select_launch import SelectLaunch, select_launch
 from knockon.rollout.fused.select_plain import select_plain
 from knockon.rollout.fused.selected import Selected
+from knockon.triton_backend import power_of_two, runs_on
 
 # The kernels note which rows hold a NaN in the bits of one int64.
 MOST_ROWS = 63

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from knockon.rollout.fused.backend import jit, tl
+from knockon.triton_backend import jit, tl
 
 
 @jit
@@ -84,11 +84,12 @@ def scan_rows(
         if PREFIX < ROWS:
             best = tl.full([BLOCK], float("nan"), tl.float32)
         for row in range(ROWS):
-            x = tl.load(base + row * stride, mask=inside, other=-float("inf")).to(tl.float32)
-            found = tl.max(((x != x) & real).to(tl.int32), 0)
+            # Another name than above: what a loop carries must keep its type.
+            value = tl.load(base + row * stride, mask=inside, other=-float("inf")).to(tl.float32)
+            found = tl.max(((value != value) & real).to(tl.int32), 0)
             nan_mask = nan_mask | (found.to(tl.int64) << row)
             if PREFIX < ROWS:
-                better = tl.maximum(best, x, propagate_nan=tl.PropagateNan.NONE)
+                better = tl.maximum(best, value, propagate_nan=tl.PropagateNan.NONE)
                 best = tl.where(row >= PREFIX, better, best)
     tl.store(nan_masks + request * chunks + chunk, nan_mask)
 

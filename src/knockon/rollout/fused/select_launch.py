@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from knockon.rollout.fused.backend import power_of_two
+from knockon.triton_backend import power_of_two
 
 # The groups' bests stay in the registers of one program.
 _MOST_GROUPS = 8192
