@@ -9,6 +9,7 @@ from knockon.layers.attention.base import (
     Visibility,
     plan_block,
 )
+from knockon.layers.attention.paged import PagedBackend
 from knockon.layers.attention.sdpa import SdpaBackend
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "NULL_PAGE",
     "AttentionBackend",
     "BlockPlan",
+    "PagedBackend",
     "PagedKV",
     "SdpaBackend",
     "Visibility",

@@ -1,0 +1,232 @@
+"""Paged attention on one GPU, beside PyTorch's SDPA over dense contiguous keys and values.
+
+    python benchmarks/attention.py --json attention.json [--variants]
+
+BF16. Every launch is checked against its plain twin in FP32 before it is timed. A time is the
+median of 5 rounds of CUDA-graph replays, per call; a graph walks through as many layers' keys and
+values as do not fit in the L2 cache together, as a forward would. SDPA reads the same contexts
+without pages or masks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from knockon.layers.attention import BlockPlan, PagedKV, SdpaBackend, Visibility, plan_block
+from knockon.layers.attention.paged import PagedBackend, attend_kernel
+from knockon.layers.attention.paged_launch import AttentionLaunch, attention_launch
+
+PAGE_SIZE = 16
+ROUNDS, ROUND_SECONDS = 5, 0.05
+COLD_BYTES, MOST_LAYERS = 200e6, 32
+TOLERANCE = 2.4e-2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``context`` keys, the ``rows`` of the block included, with room for ``capacity``."""
+
+    name: str
+    batch: int
+    rows: int
+    context: int
+    capacity: int
+    heads: int = 32
+    kv_heads: int = 8
+    dim: int = 128
+    causal: bool = True
+
+    @property
+    def kv_bytes(self) -> int:
+        return 4 * self.batch * self.context * self.kv_heads * self.dim
+
+
+SHAPES = [
+    Shape("8B verify", 1, 16, 768, 1024),
+    Shape("8B verify, room for 32k", 1, 16, 768, 32768),
+    Shape("8B draft", 1, 16, 768, 1024, causal=False),
+    Shape("8B verify", 8, 16, 768, 1024),
+    Shape("8B verify", 32, 16, 768, 1024),
+    Shape("8B decode", 1, 1, 768, 1024),
+    Shape("8B decode", 32, 1, 768, 1024),
+    Shape("8B long", 1, 16, 131072, 131072),
+    Shape("8B long, decode", 1, 1, 131072, 131072),
+    Shape("SmolLM2 decode", 512, 1, 300, 512, 9, 3, 64),
+    Shape("SmolLM2 verify", 64, 16, 300, 512, 9, 3, 64),
+    Shape("8B prompt", 1, 256, 256, 1024),
+    Shape("8B prompts", 32, 256, 256, 1024),
+    Shape("8B long prompt", 1, 8192, 8192, 8192),
+]
+
+
+def microseconds(calls: list[Callable[[], Any]]) -> float:
+    """Median over the rounds of the mean time of a call."""
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+
+    def milliseconds(replays: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / replays
+
+    milliseconds(2)
+    replays = max(3, int(ROUND_SECONDS * 1000 / milliseconds(3)))
+    times = [milliseconds(replays) for _ in range(ROUNDS)]
+    return statistics.median(times) * 1000 / len(calls)
+
+
+def make_layers(shape: Shape) -> tuple[list[PagedKV], BlockPlan]:
+    """Keys and values of several layers, in shuffled pages that they share, and a plan over them."""
+    width = shape.capacity // PAGE_SIZE
+    used = -(-shape.context // PAGE_SIZE)
+    pages = torch.randperm(shape.batch * used, device="cuda").view(shape.batch, used) + 1
+    page_table = F.pad(pages, (0, width - used))
+    slots = (shape.batch * used + 1) * PAGE_SIZE
+    count = min(MOST_LAYERS, max(1, round(COLD_BYTES / shape.kv_bytes)))
+    sizes = (slots, shape.kv_heads, shape.dim)
+    layers = []
+    for _ in range(count):
+        kv = PagedKV.allocate(*sizes, torch.bfloat16, "cuda")
+        layers.append(PagedKV(kv.k.normal_(), kv.v.normal_()))
+    starts = torch.full((shape.batch,), shape.context - shape.rows, device="cuda")
+    plan = plan_block(page_table, PAGE_SIZE, starts, shape.rows, shape.context)
+    return layers, plan
+
+
+def dense(kv: PagedKV, plan: BlockPlan, shape: Shape) -> tuple[Tensor, Tensor]:
+    """The context as ``[B, kv_heads, context, dim]``."""
+    slots = plan.context_slots[:, : shape.context]
+    return tuple(x[slots].transpose(1, 2).contiguous() for x in kv)  # type: ignore[return-value]
+
+
+def variants(launch: AttentionLaunch) -> list[AttentionLaunch]:
+    """Settings near the chosen ones."""
+    found = [replace(launch, stages=stages) for stages in (1, 2, 4, 5)]
+    found += [replace(launch, block_n=n) for n in (launch.block_n // 2, launch.block_n * 2)]
+    found += [replace(launch, warps=warps) for warps in (2, 4, 8) if warps != launch.warps]
+    splits = {1, 2, launch.splits // 2, launch.splits * 2} - {0, launch.splits}
+    found += [replace(launch, splits=number) for number in sorted(splits)]
+    if launch.block_m >= 64:
+        found.append(replace(launch, block_m=192 - launch.block_m, warps=12 - launch.warps))
+    return found
+
+
+def time_shape(shape: Shape, with_variants: bool) -> dict[str, Any]:
+    layers, plan = make_layers(shape)
+    q = torch.randn(
+        (shape.batch, shape.rows, shape.heads, shape.dim), device="cuda", dtype=torch.bfloat16
+    )
+    visibility = Visibility(shape.causal)
+    launch = attention_launch(
+        shape.batch,
+        shape.rows,
+        shape.heads // shape.kv_heads,
+        shape.kv_heads,
+        shape.dim,
+        shape.capacity,
+        2,
+        torch.cuda.get_device_properties("cuda").multi_processor_count,
+    )
+    # A long prompt's mask would take gigabytes: its first requests and heads stand for all.
+    first = layers[0]
+    wanted = SdpaBackend().attend(q.float(), PagedKV(*(x.float() for x in first)), plan, visibility)
+
+    def timed(which: AttentionLaunch) -> float:
+        got = attend_kernel(q, first, plan, visibility, which)
+        wrong = (got.float() - wanted).abs().max().item()
+        if not wrong <= TOLERANCE:
+            raise SystemExit(f"wrong attention, by {wrong}: {shape}, {which}")
+        return microseconds(
+            [lambda kv=kv: attend_kernel(q, kv, plan, visibility, which) for kv in layers]
+        )
+
+    spent = timed(launch)
+    k, v = (x.transpose(1, 2) for x in (q[:, :, : shape.kv_heads], q[:, :, : shape.kv_heads]))
+    write = microseconds(
+        [
+            lambda kv=kv: PagedBackend().write(k.transpose(1, 2), v.transpose(1, 2), kv, plan)
+            for kv in layers
+        ]
+    )
+    folded = q.transpose(1, 2)
+    contexts = [dense(kv, plan, shape) for kv in layers]
+    whole_prompt = shape.rows == shape.context
+    torch_spent = microseconds(
+        [
+            lambda k=k, v=v: F.scaled_dot_product_attention(
+                folded, k, v, is_causal=whole_prompt, enable_gqa=True
+            )
+            for k, v in contexts
+        ]
+    )
+    result: dict[str, Any] = asdict(shape) | {
+        "launch": asdict(launch),
+        "layers": len(layers),
+        "attend_us": spent,
+        "write_us": write,
+        "sdpa_us": torch_spent,
+        "kv_tb_per_s": shape.kv_bytes / spent / 1e6,
+    }
+    if with_variants:
+        result["variants"] = []
+        for which in variants(launch):
+            try:
+                result["variants"].append({"launch": asdict(which), "attend_us": timed(which)})
+            except triton.runtime.errors.OutOfResources as error:
+                result["variants"].append({"launch": asdict(which), "refused": str(error)})
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True, help="file to write")
+    parser.add_argument("--variants", action="store_true", help="time other launch settings too")
+    parser.add_argument("--only", default="", help="shapes whose name contains this")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    columns = ("attend_us", "write_us", "sdpa_us", "kv_tb_per_s")
+    print(f"{'shape':>26}{'B':>5}{'T':>6}{'C':>8}" + "".join(f"{name:>12}" for name in columns))
+    results = []
+    for shape in SHAPES:
+        if args.only not in shape.name:
+            continue
+        result = time_shape(shape, args.variants)
+        results.append(result)
+        sizes = f"{shape.name:>26}{shape.batch:>5}{shape.rows:>6}{shape.context:>8}"
+        print(sizes + "".join(f"{result[name]:>12.2f}" for name in columns), flush=True)
+        for tried in sorted(result.get("variants", ()), key=lambda x: x.get("attend_us", 1e9)):
+            if "attend_us" in tried:
+                print(f"{tried['attend_us']:>57.2f}  {tuple(tried['launch'].values())}")
+        torch.cuda.empty_cache()
+    record = {
+        "gpu": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__, "triton": triton.__version__},
+        "dtype": "bfloat16",
+        "page_size": PAGE_SIZE,
+        "shapes": results,
+    }
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Kernels of paged attention: store a block's rows, attend from them, sum the parts of a context.
+
+Every length is read on the device: a captured launch serves contexts of any length.
+"""
+
+# Kernel signatures are Triton's, not Python's.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from knockon.triton_backend import jit, tl
+
+
+@jit
+def store_rows(
+    k,
+    v,
+    k_pages,
+    v_pages,
+    slots,
+    rows,
+    k_request_stride,
+    k_row_stride,
+    k_head_stride,
+    v_request_stride,
+    v_row_stride,
+    v_head_stride,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One row's keys and values, all heads, to its slot.
+
+    Args:
+        k, v: ``[B, rows, KV_HEADS, HEAD_DIM]``, elements of a head contiguous.
+        k_pages, v_pages: ``[num_slots, KV_HEADS, HEAD_DIM]``.
+        slots: ``[B * rows]`` int64.
+    """
+    row = tl.program_id(0)
+    request = (row // rows).to(tl.int64)
+    t = (row % rows).to(tl.int64)
+    head = tl.arange(0, BLOCK_H)[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    inside = (head < KV_HEADS) & (d < HEAD_DIM)
+    k_at = k + request * k_request_stride + t * k_row_stride + head * k_head_stride + d
+    v_at = v + request * v_request_stride + t * v_row_stride + head * v_head_stride + d
+    to = tl.load(slots + row) * (KV_HEADS * HEAD_DIM) + head * HEAD_DIM + d
+    tl.store(k_pages + to, tl.load(k_at, mask=inside), mask=inside)
+    tl.store(v_pages + to, tl.load(v_at, mask=inside), mask=inside)
+
+
+@jit
+def attend_pages(
+    q,
+    k_pages,
+    v_pages,
+    positions,
+    page_table,
+    out,
+    weights,
+    scale,
+    rows,
+    kv_heads,
+    capacity,
+    q_request_stride,
+    q_row_stride,
+    q_head_stride,
+    positions_stride,
+    table_stride,
+    HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """``BLOCK_M`` rows of one request and KV head over one part of its context.
+
+    A row is a query head of a position: the ``GROUP`` heads that share a KV head lie side by side,
+    so keys are read once for all. Programs ``(request and KV head, tile of rows, part)``.
+
+    Args:
+        q: ``[B, rows, kv_heads * GROUP, HEAD_DIM]``, elements of a head contiguous.
+        k_pages, v_pages: ``[num_slots, kv_heads, HEAD_DIM]``.
+        positions: ``[B, rows]`` int64.
+        page_table: ``[B, P]`` integers.
+        out: ``[B, rows, kv_heads * GROUP, parts, HEAD_DIM]``; FP32 if there are several parts.
+        weights: ``[B, rows, kv_heads * GROUP, parts]`` FP32, log2 of each part's sum of
+            exponentials, written if there are several.
+        scale: of the scores, times log2(e).
+        capacity: positions that the page table has room for.
+        WINDOW: 0 for none.
+    """
+    kv_head = tl.program_id(0) % kv_heads
+    request = (tl.program_id(0) // kv_heads).to(tl.int64)
+    # The last rows see the most keys: first come, first served.
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    part = tl.program_id(2)
+    parts = tl.num_programs(2)
+
+    m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    # Rows past the end repeat the last position, so that whatever is loaded is finite.
+    t = tl.minimum(m // GROUP, rows - 1)
+    head = kv_head * GROUP + m % GROUP
+    d = tl.arange(0, BLOCK_D)
+    row_positions = positions + request * positions_stride
+    position = tl.load(row_positions + t).to(tl.int32)
+    seen_to = position
+    if not CAUSAL:
+        last_position = tl.load(row_positions + rows - 1).to(tl.int32)
+        seen_to = tl.maximum(tl.max(position, 0), last_position) + tl.zeros_like(position)
+    q_at = q + request * q_request_stride + t.to(tl.int64) * q_row_stride + head * q_head_stride
+    if HEAD_DIM == BLOCK_D:
+        query = tl.load(q_at[:, None] + d[None, :])
+    else:
+        query = tl.load(q_at[:, None] + d[None, :], mask=(d < HEAD_DIM)[None, :], other=0.0)
+
+    end = tl.minimum(tl.max(seen_to, 0) + 1, capacity)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(tl.min(position, 0) - (WINDOW - 1), 0) // BLOCK_N * BLOCK_N
+    first = begin
+    last = end
+    if SPLIT:
+        share = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), parts) * BLOCK_N
+        first = begin + part * share
+        last = tl.minimum(first + share, end)
+
+    # A floor instead of -inf: the difference of two of them is a number.
+    top = tl.full([BLOCK_M], -1e30, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    slot_stride = kv_heads * HEAD_DIM
+    k_head = k_pages + kv_head * HEAD_DIM
+    v_head = v_pages + kv_head * HEAD_DIM
+    table = page_table + request * table_stride
+    for n0 in range(first, last, BLOCK_N):
+        n = n0 + tl.arange(0, BLOCK_N)
+        # Keys past the end are masked below; what is loaded for them is the last that counts.
+        key = tl.minimum(n, end - 1)
+        slot = tl.load(table + key // PAGE_SIZE).to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+        at = (slot * slot_stride)[:, None] + d[None, :]
+        if HEAD_DIM == BLOCK_D:
+            keys = tl.load(k_head + at)
+            values = tl.load(v_head + at)
+        else:
+            inside = (d < HEAD_DIM)[None, :]
+            keys = tl.load(k_head + at, mask=inside, other=0.0)
+            values = tl.load(v_head + at, mask=inside, other=0.0)
+        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
+        seen = (n[None, :] <= seen_to[:, None]) & (n < end)[None, :]
+        if WINDOW > 0:
+            seen = seen & (n[None, :] > position[:, None] - WINDOW)
+        score = tl.where(seen, score, -float("inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        probability = tl.exp2(score - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(probability, 1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(probability.to(values.dtype), values, acc, input_precision=PRECISION)
+        top = new_top
+
+    total_or_one = tl.where(total > 0.0, total, 1.0)
+    acc = acc / total_or_one[:, None]
+    real = m < rows * GROUP
+    heads = kv_heads * GROUP
+    place = ((request * rows + t) * heads + head) * parts + part
+    store_mask = real[:, None] & (d < HEAD_DIM)[None, :]
+    out_at = out + place[:, None] * HEAD_DIM + d[None, :]
+    tl.store(out_at, acc.to(out.dtype.element_ty), mask=store_mask)
+    if SPLIT:
+        tl.store(weights + place, top + tl.log2(total_or_one), mask=real)
+
+
+@jit
+def sum_parts(
+    partial,
+    weights,
+    out,
+    parts,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """The mean of a row's parts, each weighed by its sum of exponentials.
+
+    Programs ``(row, BLOCK_D elements of a head)``. A part that saw no key weighs nothing.
+
+    Args:
+        partial, weights: as ``attend_pages`` left them.
+        out: ``[B, rows, heads, HEAD_DIM]``.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    part = tl.arange(0, BLOCK_P)
+    live = part < parts
+    inside = d < HEAD_DIM
+    weight = tl.load(weights + row * parts + part, mask=live, other=-float("inf"))
+    at = partial + (row * parts + part)[:, None] * HEAD_DIM + d[None, :]
+    values = tl.load(at, mask=live[:, None] & inside[None, :], other=0.0)
+    weight = tl.exp2(weight - tl.max(weight, 0))
+    mean = tl.sum(values * weight[:, None], 0) / tl.sum(weight, 0)
+    tl.store(out + row * HEAD_DIM + d, mean.to(out.dtype.element_ty), mask=inside)
