@@ -95,7 +95,7 @@ def microseconds(calls: list[Callable[[], Any]]) -> float:
 
 
 def make_layers(shape: Shape) -> tuple[list[PagedKV], BlockPlan]:
-    """Keys and values of several layers, in shuffled pages that they share, and a plan over them."""
+    """Keys and values of several layers, in shuffled pages they share, and a plan over them."""
     width = shape.capacity // PAGE_SIZE
     used = -(-shape.context // PAGE_SIZE)
     pages = torch.randperm(shape.batch * used, device="cuda").view(shape.batch, used) + 1

@@ -20,7 +20,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     tp_size: options.TpSize = 1,
     dtype: options.Dtype = "auto",
-    device: options.Device = "cpu",
+    device: options.Device = "auto",
     verify_width: options.VerifyWidth = None,
     pool_size: options.PoolSize = 2048,
     exchange: options.Exchange = "auto",

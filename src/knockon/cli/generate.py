@@ -46,7 +46,7 @@ def generate(
     draft: options.Draft = None,
     tp_size: options.TpSize = 1,
     dtype: options.Dtype = "auto",
-    device: options.Device = "cpu",
+    device: options.Device = "auto",
     verify_width: options.VerifyWidth = None,
     pool_size: options.PoolSize = 2048,
     exchange: options.Exchange = "auto",

@@ -23,7 +23,7 @@ TpSize = Annotated[int, typer.Option(help="Ranks that share the model, one proce
 Dtype = Annotated[
     str, typer.Option(help="auto, bfloat16, float16, float32 or float64. See `knockon doctor`.")
 ]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 VerifyWidth = Annotated[
     int | None,
     typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -12,12 +13,22 @@ from knockon.drafters.base import Drafter
 from knockon.drafters.config import DraftConfig
 from knockon.drafters.load import load_drafter, read_draft_config
 from knockon.engine.config import EngineConfig, check_verify_width, default_verify_width
-from knockon.engine.defaults import choose_dtype
+from knockon.engine.defaults import (
+    Sizes,
+    choose_attention,
+    choose_device,
+    choose_dtype,
+    default_sizes,
+)
 from knockon.engine.engine import Engine
+from knockon.engine.flight import Runner
+from knockon.engine.graphs import default_buckets
 from knockon.engine.hardware import detect
-from knockon.engine.memory import KVBudget, plan_kv
+from knockon.engine.memory import KVBudget, free_for_kv, least_of, measure_workspace, plan_kv
+from knockon.engine.pipelined import PipelinedRunner
 from knockon.engine.runner import ModelRunner
-from knockon.layers.attention import SdpaBackend
+from knockon.errors import Refused
+from knockon.layers.attention import PagedBackend, SdpaBackend
 from knockon.models.catalog import resolve
 from knockon.models.target import POSITION_SLACK, Target, load_target, read_config
 from knockon.models.tokenizer import load_tokenizer
@@ -50,8 +61,49 @@ def check(config: EngineConfig) -> EngineConfig:
             )
         if config.verify_width is not None:
             check_verify_width(config.verify_width, drafter.block_size)
-    dtype = choose_dtype(detect()).value if config.dtype == "auto" else config.dtype
-    return config.replace(model=str(model), draft=str(draft) if draft else None, dtype=dtype)
+    return settle(config).replace(model=str(model), draft=str(draft) if draft else None)
+
+
+def settle(config: EngineConfig) -> EngineConfig:
+    """Put what this machine is best served with where nothing was asked for.
+
+    Raises:
+        Refused: a device that is not there, or fewer GPUs than ranks; kernels that cannot run.
+    """
+    machine = detect()
+    device = choose_device(machine).value if config.device == "auto" else config.device
+    if device == "cuda":
+        if not machine.gpus:
+            raise Refused("device", "cuda", "cpu or auto: torch sees no CUDA device")
+        if config.tp_size > len(machine.gpus):
+            raise Refused("tp_size", config.tp_size, f"at most the {len(machine.gpus)} GPUs here")
+    else:
+        machine = dataclasses.replace(machine, gpus=())
+    dtype = choose_dtype(machine).value if config.dtype == "auto" else config.dtype
+    attention = choose_attention(machine)
+    if config.attention_backend == "triton" and (attention.value != "triton" or dtype == "float64"):
+        raise Refused(
+            "attention_backend",
+            "triton",
+            "torch or auto",
+            "FP64 has no kernels." if attention.value == "triton" else f"{attention.why}.",
+        )
+    backend = config.attention_backend
+    if backend == "auto":
+        backend = "torch" if dtype == "float64" else attention.value
+    sizes = default_sizes(device)
+    return config.replace(
+        device=device,
+        dtype=dtype,
+        attention_backend=backend,
+        max_batch_size=config.max_batch_size or sizes.max_batch_size,
+        prefill_chunk=config.prefill_chunk or sizes.prefill_chunk,
+        kv_memory=config.kv_memory or sizes.kv_memory,
+        overlap_schedule=(
+            backend == "triton" if config.overlap_schedule is None else config.overlap_schedule
+        ),
+        cuda_graph=config.cuda_graph and backend == "triton",
+    )
 
 
 def build_engine(config: EngineConfig, group: Group) -> Engine:
@@ -77,22 +129,24 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
         block_rows = max(width, draft_config.block_size)
     # Before the weights: a model without a tokenizer is refused at once.
     tokenizer = load_tokenizer(model)
-    positions = min(config.max_model_len or limit, limit) + max(POSITION_SLACK, block_rows)
-    target = load_target(model, dtype, group, config.device, positions)
+    positions = min(config.max_model_len or limit, limit) + max(POSITION_SLACK, 3 * block_rows)
+    device = this_device(config.device, group)
+    target = load_target(model, dtype, group, device, positions)
+    attention = PagedBackend() if config.attention_backend == "triton" else SdpaBackend()
+    target.attention = attention
     target.pack()
     drafter: Drafter | None = None
     if config.draft is not None and width > 1:
         drafter = load_drafter(
             Path(config.draft),
             target,
-            SdpaBackend(),
+            attention,
             config.max_model_len or limit,
             config.speculative_domino_candidate_pool_size,
             config.speculative_domino_exchange,
         )
     drafted = draft_config.backbone if drafter is not None and draft_config is not None else None
-    budget = _kv_budget(config, target, drafted, limit, block_rows, group)
-    runner = ModelRunner(target, drafter, budget.num_pages, config.page_size)
+    runner, budget = build_runner(config, target, drafter, drafted, limit, block_rows, width, group)
     logger.info(
         "%s: %d positions of KV in %d pages, %.0f MiB a rank; context %d; verify width %d",
         model.name,
@@ -106,26 +160,86 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
         runner,
         tokenizer,
         num_pages=budget.num_pages,
-        max_batch_size=config.max_batch_size,
-        prefill_chunk=config.prefill_chunk,
+        max_batch_size=config.max_batch_size or default_sizes(config.device).max_batch_size,
+        prefill_chunk=config.prefill_chunk or default_sizes(config.device).prefill_chunk,
         max_length=budget.max_length,
         width=width,
         prefix_cache=config.prefix_cache,
     )
 
 
-def _kv_budget(
+def this_device(device: str, group: Group) -> torch.device:
+    """The device of this rank: on GPUs, the one of its number."""
+    return torch.device(device, group.rank) if device == "cuda" else torch.device(device)
+
+
+def build_runner(
     config: EngineConfig,
     target: Target,
+    drafter: Drafter | None,
     drafted: BackboneConfig | None,
     limit: int,
     block_rows: int,
+    width: int,
     group: Group,
-) -> KVBudget:
-    """Pages for target and draft KV together: the least that any rank can afford.
+) -> tuple[Runner, KVBudget]:
+    """The runner that a settled ``config`` asks for, its KV allocated and its graphs captured.
 
-    Every rank plans with the largest share of heads, target's and drafter's, so all come to the
-    same number and schedule alike.
+    Args:
+        drafted: sizes of the drafter's backbone, if there is one.
+        limit: positions that target and drafter were made for.
+        block_rows: positions that a step may write past a request's length.
+        width: the verify width.
+
+    Raises:
+        Refused: KV memory that does not suffice.
+    """
+    sizes = default_sizes(config.device)
+    batch = config.max_batch_size or sizes.max_batch_size
+    chunk = config.prefill_chunk or sizes.prefill_chunk
+    per_position = _bytes_per_position(target, drafted, group)
+
+    def plan(memory: int) -> KVBudget:
+        return plan_kv(
+            memory, per_position, config.page_size, batch, block_rows, limit, config.max_model_len
+        )
+
+    if not config.overlap_schedule:
+        budget = plan(_asked_memory(config, sizes) // group.size)
+        return ModelRunner(target, drafter, budget.num_pages, config.page_size), budget
+    longest = min(config.max_model_len or limit, limit)
+    runner = PipelinedRunner(
+        target,
+        drafter,
+        config.page_size,
+        batch,
+        longest + 3 * block_rows,
+        default_buckets(batch) if config.cuda_graph else (),
+    )
+    if config.kv_memory is None and config.device == "cuda":
+        workspace = measure_workspace(runner, min(chunk, longest), width)
+        free = free_for_kv(target.device, config.mem_fraction_static, workspace)
+        budget = plan(least_of(free, group, target.device))
+    else:
+        budget = plan(_asked_memory(config, sizes) // group.size)
+    runner.allocate(budget.num_pages)
+    if config.cuda_graph:
+        runner.capture([width])
+        logger.info("captured %d graphs in %.1f s", runner.graphs.count, runner.graphs.seconds)
+    return runner, budget
+
+
+def _asked_memory(config: EngineConfig, sizes: Sizes) -> int:
+    memory = config.kv_memory or sizes.kv_memory
+    if memory is None:
+        raise Refused("kv_memory", None, "a number of bytes without overlap_schedule on a GPU")
+    return memory
+
+
+def _bytes_per_position(target: Target, drafted: BackboneConfig | None, group: Group) -> int:
+    """Target and draft KV of one position on the rank with the largest share of heads.
+
+    So all ranks come to the same number of pages, and schedule alike.
     """
     element = torch.finfo(target.dtype).bits // 8
     layers, _, dim = target.kv_shape
@@ -134,12 +248,4 @@ def _kv_budget(
     if drafted is not None:
         most = HeadShard.deal(drafted.num_heads, drafted.num_kv_heads, group.size, 0)
         per_position += drafted.num_layers * most.kv_count * drafted.head_dim
-    return plan_kv(
-        config.kv_memory // group.size,
-        2 * element * per_position,
-        config.page_size,
-        config.max_batch_size,
-        block_rows,
-        limit,
-        config.max_model_len,
-    )
+    return 2 * element * per_position

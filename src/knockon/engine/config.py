@@ -10,7 +10,6 @@ from knockon.errors import Refused
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 EXCHANGES = ("auto", "full", "compact")
-MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -22,18 +21,24 @@ class EngineConfig:
         draft: the drafter's folder, catalogue name or hub id; ``None`` decodes without speculation.
         tp_size: ranks that share the model.
         dtype: of weights, activations and KV; ``"auto"`` takes what the device is fast in.
-        device: ``"cpu"`` or ``"cuda"``.
+        device: ``"cpu"``, ``"cuda"``, or ``"auto"``: a GPU where there is one.
         verify_width: positions the target verifies at a time, 1 (no speculation) to the drafter's
             block size; ``None`` takes :func:`default_verify_width`.
         speculative_domino_candidate_pool_size: Domino's ``K``; 0 scores the whole vocabulary.
         speculative_domino_exchange: how base logits cross ranks: ``auto``, ``full`` or ``compact``.
         max_model_len: positions a request may reach; ``None`` for the model's own limit or what
             the KV memory holds, whichever is less.
-        max_batch_size: requests computed at once.
+        max_batch_size: requests computed at once; ``None`` for 32 on CPUs and 64 on GPUs.
         page_size: positions a KV page.
-        kv_memory: bytes of target and draft KV together, over all ranks.
-        prefill_chunk: prompt tokens run in one step.
+        kv_memory: bytes of target and draft KV together, over all ranks; ``None`` for 512 MiB on
+            CPUs, and on GPUs for what ``mem_fraction_static`` leaves.
+        mem_fraction_static: on GPUs, the part of the memory that weights and KV may take together.
+        prefill_chunk: prompt tokens run in one step; ``None`` for 512 on CPUs and 4096 on GPUs.
         prefix_cache: whether KV of earlier prompts is used again.
+        attention_backend: ``"torch"``, ``"triton"``, or ``"auto"``: Triton's on GPUs.
+        overlap_schedule: whether a step is launched before the tokens of the one before it have
+            been read; ``None`` for where attention reads lengths on the device.
+        cuda_graph: whether whole steps are captured as CUDA graphs; it takes ``overlap_schedule``.
 
     Raises:
         Refused: a value of the wrong type or out of range.
@@ -43,16 +48,20 @@ class EngineConfig:
     draft: str | None = None
     tp_size: int = 1
     dtype: str = "auto"
-    device: str = "cpu"
+    device: str = "auto"
     verify_width: int | None = None
     speculative_domino_candidate_pool_size: int = 2048
     speculative_domino_exchange: str = "auto"
     max_model_len: int | None = None
-    max_batch_size: int = 32
+    max_batch_size: int | None = None
     page_size: int = 16
-    kv_memory: int = 512 * MIB
-    prefill_chunk: int = 512
+    kv_memory: int | None = None
+    mem_fraction_static: float = 0.88
+    prefill_chunk: int | None = None
     prefix_cache: bool = True
+    attention_backend: str = "auto"
+    overlap_schedule: bool | None = None
+    cuda_graph: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -61,16 +70,28 @@ class EngineConfig:
             raise Refused("draft", self.draft, "a drafter's name or path, or None")
         if self.dtype not in DTYPES:
             raise Refused("dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        if self.device not in ("cpu", "cuda"):
-            raise Refused("device", self.device, "cpu or cuda")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise Refused("device", self.device, "auto, cpu or cuda")
+        if self.attention_backend not in ("auto", "torch", "triton"):
+            raise Refused("attention_backend", self.attention_backend, "auto, torch or triton")
+        fraction = self.mem_fraction_static
+        if (
+            isinstance(fraction, bool)
+            or not isinstance(fraction, int | float)
+            or not 0 < fraction < 1
+        ):
+            raise Refused("mem_fraction_static", fraction, "a number between 0 and 1")
         if self.speculative_domino_exchange not in EXCHANGES:
             raise Refused(
                 "speculative_domino_exchange",
                 self.speculative_domino_exchange,
                 f"one of {', '.join(EXCHANGES)}",
             )
-        for name in ("tp_size", "max_batch_size", "page_size", "kv_memory", "prefill_chunk"):
+        for name in ("tp_size", "page_size"):
             _at_least(name, getattr(self, name), 1)
+        for name in ("max_batch_size", "kv_memory", "prefill_chunk"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
         _at_least(
             "speculative_domino_candidate_pool_size",
             self.speculative_domino_candidate_pool_size,

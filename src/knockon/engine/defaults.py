@@ -8,6 +8,7 @@ from knockon.engine.hardware import Hardware
 from knockon.rollout.fused.choose import LEAST_CAPABILITY
 from knockon.triton_backend import HAS_TRITON
 
+MIB = 1 << 20
 _FAST_BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
 
@@ -45,7 +46,33 @@ def choose_dtype(hardware: Hardware) -> Choice:
 
 def choose_attention(hardware: Hardware) -> Choice:
     """The attention backend's name."""
-    return Choice("sdpa", "PyTorch's own kernels, which run on every device")
+    if not hardware.gpus:
+        return Choice("torch", "PyTorch's own kernels, which run on every device")
+    if not HAS_TRITON:
+        return Choice("torch", "Triton, which the paged kernels need, is not installed")
+    major, minor = hardware.gpus[0].capability
+    if major < LEAST_CAPABILITY:
+        return Choice("torch", f"compute capability {major}.{minor} is too old for the kernels")
+    return Choice("triton", "paged kernels that read lengths on the device, as graphs need")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What one engine computes and holds at once, where nothing is asked for."""
+
+    max_batch_size: int
+    prefill_chunk: int
+    kv_memory: int | None
+
+
+def default_sizes(device: str) -> Sizes:
+    """A GPU has arithmetic to spare for more requests and longer chunks; its KV takes what is free.
+
+    On a CPU 64 rows are already limited by arithmetic, and memory is shared with all else.
+    """
+    if device == "cuda":
+        return Sizes(64, 4096, None)
+    return Sizes(32, 512, 512 * MIB)
 
 
 def choose_rollout(hardware: Hardware) -> Choice:

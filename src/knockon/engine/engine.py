@@ -7,20 +7,22 @@ schedule alike; what was accepted is rank 0's word (see :func:`speculate.agree`)
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from knockon.engine.bad_words import bad_word_tokens
+from knockon.engine.flight import Flight, Gain, Runner
 from knockon.engine.logprobs import logprobs as raw_logprobs
 from knockon.engine.metrics import EngineMetrics, Tally
 from knockon.engine.pages import PagePool
 from knockon.engine.request import Phase, Request, RequestMetrics, RequestOutput, TokenLogprobs
-from knockon.engine.runner import ModelRunner
 from knockon.engine.sampling_params import SamplingParams
-from knockon.engine.scheduler import Scheduler
+from knockon.engine.scheduler import Scheduler, Step
 from knockon.engine.stopping import Emitted, StopChecker
 from knockon.errors import Refused
 
@@ -53,7 +55,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         tokenizer: Any,
         *,
         num_pages: int,
@@ -77,6 +79,7 @@ class Engine:
         )
         self._stops: dict[str, StopChecker] = {}
         self._tally = Tally()
+        self._in_flight: deque[tuple[Flight, int]] = deque()  # oldest first, with their widths
         self._vocab_size = runner.target.config.vocab_size
         self._eos = runner.target.config.eos_token_ids
 
@@ -117,28 +120,61 @@ class Engine:
         return self._result(request, self._stops.pop(request_id), "abort", time.perf_counter())
 
     def step(self) -> list[StepOutput]:
-        """Run the scheduler's next step: prefill chunks, then one speculative step."""
-        work = self.scheduler.schedule()
+        """Launch the scheduler's next step, and take in what the steps before it gave.
+
+        A step is prefill chunks, then one speculative step of the decoding requests. The runner
+        may leave as many in flight as its ``lag``; what those give comes with later calls.
+        """
         outputs: list[StepOutput] = []
+        if self._in_flight and self._host_must_know():
+            outputs += self._land(0)
+        work = self.scheduler.schedule()
+        if work.prefill or work.decode:
+            now = time.perf_counter()
+            for chunk in work.prefill:
+                chunk.request.start_time = chunk.request.start_time or now
+            self._in_flight.append((self.runner.launch(work, self.width), self.width))
+            self._take_off(work)
+            return outputs + self._land(self.runner.lag)
+        return outputs + self._land(0)
+
+    def _host_must_know(self) -> bool:
+        """Whether the next step depends on tokens that are still in flight."""
+        return self.scheduler.short_of_pages() or any(
+            request.params.needs_history for request in self.scheduler.running
+        )
+
+    def _take_off(self, work: Step) -> None:
+        """Note what a launched step does to its requests, as far as that is known beforehand."""
         for chunk in work.prefill:
             request = chunk.request
-            request.start_time = request.start_time or time.perf_counter()
-            first = self.runner.prefill(chunk)
             request.length += chunk.count
             self._register(request)
-            if request.length == request.prefill_end:
+            if chunk.last:
                 request.phase = Phase.DECODE
-            if first is not None:
-                request.first_token_time = time.perf_counter()
-                outputs.append(self._emit(request, first.accepted.tokens[0], first.logits[0]))
+                request.flights += request.is_new
+        for request in work.decode:
+            request.flights += 1
+            request.ahead += self.width
         if work.decode:
-            accepted, logits = self.runner.decode(work.decode, self.width)
             self._tally.step(len(work.decode), self.width, self.runner.drafter)
-            gained = accepted.lengths.tolist()
-            for row, request in enumerate(work.decode):
-                request.length += gained[row]
-                tokens = accepted.tokens[row, : gained[row]]
-                output = self._emit(request, tokens, logits[row], counted=True)
+
+    def _land(self, leave: int) -> list[StepOutput]:
+        """Take in steps in flight, oldest first, until ``leave`` of them are left."""
+        outputs: list[StepOutput] = []
+        while len(self._in_flight) > leave:
+            flight, width = self._in_flight.popleft()
+            for gain in flight.land():
+                request = gain.request
+                request.flights -= 1
+                request.ahead -= width if gain.verified else 0
+                if request.phase is not Phase.DECODE:  # it has ended meanwhile
+                    continue
+                if gain.verified:
+                    request.length += len(gain.tokens)
+                else:
+                    request.first_token_time = time.perf_counter()
+                output = self._emit(request, gain)
                 outputs.append(output)
                 if output.finished is None:
                     self._register(request)
@@ -156,27 +192,18 @@ class Engine:
             self.scheduler.pool.register(tokens, request.pages, request.registered)
             request.registered = full
 
-    def _emit(
-        self, request: Request, tokens: Tensor, logits: Tensor, counted: bool = False
-    ) -> StepOutput:
-        """Take over new tokens up to a stop, and end the request where it is reached.
-
-        Args:
-            tokens: ``[n]``, the tokens gained.
-            logits: ``[w, V]``, row ``i`` the one that chose token ``i``.
-            counted: whether they are a verification's, and enter the accept lengths.
-        """
-        ids = tokens.tolist()
+    def _emit(self, request: Request, gain: Gain) -> StepOutput:
+        """Take over new tokens up to a stop, and end the request where it is reached."""
         stops = self._stops[request.id]
-        emitted = stops.add(ids)
-        kept = ids[: emitted.kept]
+        emitted = stops.add(gain.tokens)
+        kept = gain.tokens[: emitted.kept]
         request.tokens += kept
-        if counted:
+        if gain.verified:
             request.accept_lengths.append(len(kept))
             self._tally.accept_lengths[len(kept)] += 1
-        if request.params.logprobs is not None:
+        if request.params.logprobs is not None and gain.logits is not None:
             request.logprobs += token_logprobs(
-                logits[: len(kept)], tokens[: len(kept)], request.params.logprobs
+                gain.logits[: len(kept)], kept, request.params.logprobs
             )
         finished = self._finish(request, stops, emitted) if emitted.finish_reason else None
         return StepOutput(request.id, emitted.text, kept, finished)
@@ -229,14 +256,15 @@ def checked_prompt(prompt: Sequence[int], vocab_size: int) -> list[int]:
     return ids
 
 
-def token_logprobs(logits: Tensor, tokens: Tensor, n: int) -> list[TokenLogprobs]:
+def token_logprobs(logits: Tensor, tokens: Sequence[int], n: int) -> list[TokenLogprobs]:
     """Log-probabilities of ``tokens [k]`` and of the ``n`` best, from the raw ``logits [k, V]``."""
-    if not len(tokens):
+    if not tokens:
         return []
-    found = raw_logprobs(logits.unsqueeze(0), tokens.unsqueeze(0), n)
+    chosen_ids = torch.tensor([list(tokens)], device=logits.device)
+    found = raw_logprobs(logits.unsqueeze(0), chosen_ids, n)
     chosen, ranks = found.chosen[0].tolist(), found.rank[0].tolist()
     top_ids, top_values = found.top_ids[0].tolist(), found.top_values[0].tolist()
     return [
         TokenLogprobs(token, chosen[i], ranks[i], dict(zip(top_ids[i], top_values[i], strict=True)))
-        for i, token in enumerate(tokens.tolist())
+        for i, token in enumerate(tokens)
     ]

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
 
 from knockon.errors import Refused
+from knockon.parallel import Group
+
+if TYPE_CHECKING:
+    from knockon.engine.pipelined import PipelinedRunner
+
+# For what libraries and compiled kernels take once they run.
+_MARGIN = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -57,3 +67,44 @@ def plan_kv(
             f"for a context of {wanted} positions",
         )
     return KVBudget(num_pages, min(wanted, room), num_pages * page_size * bytes_per_position)
+
+
+def measure_workspace(runner: PipelinedRunner, rows: int, width: int) -> int:
+    """Bytes that the largest prefill and the largest step take beside weights and KV.
+
+    Args:
+        runner: without KV yet.
+        rows: prompt tokens of a step.
+        width: the verify width.
+    """
+    device = runner.device
+    runner.allocate(1)
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    runner.rehearse(rows, width)
+    torch.cuda.synchronize(device)
+    workspace = torch.cuda.max_memory_allocated(device) - before
+    runner.allocate(0)
+    torch.cuda.empty_cache()
+    return workspace
+
+
+def free_for_kv(device: torch.device, fraction: float, workspace: int) -> int:
+    """Bytes for KV on a GPU: weights and KV in ``fraction`` of it, the workspace beside them.
+
+    The workspace is counted twice: prefill runs eagerly, and graphs hold memory of their own.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    static = int(total * fraction) - (total - free)
+    return max(0, min(static, free - 2 * workspace - _MARGIN))
+
+
+def least_of(memory: int, group: Group, device: torch.device) -> int:
+    """The least of every rank's ``memory``, so that all hold the same number of pages."""
+    if group.size == 1:
+        return memory
+    own = torch.tensor([memory], device=device)
+    found = own.new_empty((group.size, 1))
+    group.all_gather(found, own)
+    return int(found.min())

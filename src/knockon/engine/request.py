@@ -33,7 +33,7 @@ class TokenLogprobs:
     top: dict[int, float]
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One sequence being served.
 
@@ -43,6 +43,9 @@ class Request:
         length: verified tokens whose target and draft KV are written, from position 0.
         pages: the KV pages held, in order of position.
         registered: how many of them have been offered to the prefix cache.
+        slot: its place in the device's state while it runs, else -1.
+        flights: launched forwards whose tokens for it the host has not seen yet.
+        ahead: by how many tokens, at most, those may make it longer.
     """
 
     id: str
@@ -56,6 +59,9 @@ class Request:
     length: int = 0
     pages: list[int] = field(default_factory=list)
     registered: int = 0
+    slot: int = -1
+    flights: int = 0
+    ahead: int = 0
     accept_lengths: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int = 0
@@ -71,6 +77,16 @@ class Request:
     def output(self) -> list[int]:
         """Tokens generated so far."""
         return self.tokens[len(self.prompt) :]
+
+    @property
+    def num_output(self) -> int:
+        """How many tokens it has generated so far."""
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no token of it has been generated yet."""
+        return self.num_output == 0
 
     @property
     def prefill_end(self) -> int:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from knockon.drafters.base import Drafter
+from knockon.engine.flight import Gain, Landed
 from knockon.engine.request import Request
 from knockon.engine.sampling import SamplingBatch, SamplingRequest, sample
-from knockon.engine.scheduler import PrefillChunk
+from knockon.engine.scheduler import PrefillChunk, Step
 from knockon.engine.speculate import DecodeState, Engines, speculative_step
 from knockon.engine.verify import Accepted, accept
 from knockon.layers.attention import LONE_MULTIPLE, NULL_PAGE, PagedKV, plan_block
@@ -26,13 +27,17 @@ class FirstToken(NamedTuple):
 
 
 class ModelRunner:
-    """Owns the KV of target and drafter and the state of the decoding batch.
+    """Runs each step to its end: what a CPU is best served with.
+
+    It owns the KV of target and drafter and the state of the decoding batch.
 
     Args:
         target, drafter: loaded, on one device.
         num_pages: KV pages, the null page included.
         page_size: positions a page.
     """
+
+    lag = 0
 
     def __init__(
         self,
@@ -54,6 +59,21 @@ class ModelRunner:
         self._engines = Engines(target, drafter, kv, target.group, page_size)
         self._batch: tuple[tuple[str, int], ...] = ()
         self._sampling: SamplingBatch | None = None
+
+    def launch(self, step: Step, width: int) -> Landed:
+        """See :class:`~knockon.engine.flight.Runner`; everything is there on return."""
+        gains = []
+        for chunk in step.prefill:
+            first = self.prefill(chunk)
+            if first is not None:
+                tokens = first.accepted.tokens[0].tolist()
+                gains.append(Gain(chunk.request, tokens, first.logits[0], verified=False))
+        if step.decode:
+            accepted, logits = self.decode(step.decode, width)
+            rows = zip(accepted.tokens.tolist(), accepted.lengths.tolist(), strict=True)
+            for row, (tokens, gained) in enumerate(rows):
+                gains.append(Gain(step.decode[row], tokens[:gained], logits[row], verified=True))
+        return Landed(gains)
 
     @torch.inference_mode()
     def prefill(self, chunk: PrefillChunk) -> FirstToken | None:
@@ -77,7 +97,7 @@ class ModelRunner:
         output = self.target(tokens, plan, self._engines.kv, layers)
         if self.drafter is not None and output.features is not None:
             self.drafter.observe(output.features, tokens, plan)
-        if not chunk.last or len(request.tokens) > len(request.prompt):
+        if not chunk.last or not request.is_new:
             return None
         logits = self.target.logits(output.hidden[:, -1:])
         sampling = self._build_sampling([request])

@@ -46,6 +46,54 @@ class SamplingRequest(NamedTuple):
     bad_words: Sequence[Sequence[int]] = ()
 
 
+class SamplingRow(NamedTuple):
+    """One request's numbers, as :class:`SamplingBatch` holds them."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    log_min_p: float
+
+
+def sampling_row(params: SamplingParams, vocab_size: int) -> SamplingRow:
+    """The numbers of one request. Filters of a greedy request change nothing: off."""
+    if params.greedy:
+        return SamplingRow(0.0, 0, math.inf, -math.inf)
+    return SamplingRow(
+        temperature=max(params.temperature, 1e-30),
+        top_k=0 if params.top_k >= vocab_size else params.top_k,
+        top_p=math.inf if params.top_p >= 1 else params.top_p,
+        log_min_p=-math.inf if params.min_p == 0 else math.log(params.min_p),
+    )
+
+
+class DrawKind(NamedTuple):
+    """What has to be computed to draw for a batch; fields as those of :class:`SamplingBatch`."""
+
+    all_greedy: bool
+    max_top_k: int
+    any_top_p: bool
+    any_min_p: bool
+    top_p_within_top_k: bool
+
+    def rounded(self) -> DrawKind:
+        """A kind that draws the same with ``max_top_k`` a power of two, so that kinds are few."""
+        if self.max_top_k == 0:
+            return self
+        return self._replace(max_top_k=1 << (self.max_top_k - 1).bit_length())
+
+    @classmethod
+    def of(cls, rows: Sequence[SamplingRow]) -> DrawKind:
+        """The kind of a batch."""
+        return cls(
+            all_greedy=all(row.temperature == 0 for row in rows),
+            max_top_k=max((row.top_k for row in rows), default=0),
+            any_top_p=any(row.top_p != math.inf for row in rows),
+            any_min_p=any(row.log_min_p != -math.inf for row in rows),
+            top_p_within_top_k=all(row.top_k > 0 for row in rows if row.top_p != math.inf),
+        )
+
+
 @dataclass(frozen=True)
 class SamplingBatch:
     """The sampling state of ``B`` requests, on the device; remade when the batch changes.
@@ -85,13 +133,10 @@ class SamplingBatch:
         vocab_size: int,
         device: torch.device | str = "cpu",
     ) -> SamplingBatch:
-        """Gathers the requests, in batch order. Filters of greedy requests change nothing: off."""
+        """Gathers the requests, in batch order."""
         device = torch.device(device)
         params = [request.params for request in requests]
-        top_k = [0 if p.greedy or p.top_k >= vocab_size else p.top_k for p in params]
-        top_p = [math.inf if p.greedy or p.top_p >= 1 else p.top_p for p in params]
-        log_min_p = [-math.inf if p.greedy or p.min_p == 0 else math.log(p.min_p) for p in params]
-
+        rows = [sampling_row(p, vocab_size) for p in params]
         penalised = [b for b, p in enumerate(params) if p.penalised]
         penalties = None
         if penalised:
@@ -113,12 +158,10 @@ class SamplingBatch:
 
         return cls(
             seed=tensor([request.seed for request in requests], torch.int64),
-            temperature=tensor(
-                [0.0 if p.greedy else max(p.temperature, 1e-30) for p in params], torch.float32
-            ),
-            top_k=tensor(top_k, torch.int64),
-            top_p=tensor(top_p, torch.float32),
-            log_min_p=tensor(log_min_p, torch.float32),
+            temperature=tensor([row.temperature for row in rows], torch.float32),
+            top_k=tensor([row.top_k for row in rows], torch.int64),
+            top_p=tensor([row.top_p for row in rows], torch.float32),
+            log_min_p=tensor([row.log_min_p for row in rows], torch.float32),
             penalties=penalties,
             bad_words=BadWords.build(
                 [request.bad_words for request in requests],
@@ -126,13 +169,7 @@ class SamplingBatch:
                 vocab_size,
                 device,
             ),
-            all_greedy=all(p.greedy for p in params),
-            max_top_k=max(top_k, default=0),
-            any_top_p=any(p != math.inf for p in top_p),
-            any_min_p=any(p != -math.inf for p in log_min_p),
-            top_p_within_top_k=all(
-                k > 0 for k, p in zip(top_k, top_p, strict=True) if p != math.inf
-            ),
+            **DrawKind.of(rows)._asdict(),
         )
 
     def record(self, tokens: Tensor, kept: Tensor) -> None:

@@ -113,6 +113,11 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
         )
 
+    @property
+    def needs_history(self) -> bool:
+        """Whether what is drawn depends on the tokens before, not on their logits alone."""
+        return self.penalised or bool(self.bad_words)
+
 
 def _real(
     name: str, value: object, low: float, high: float, wanted: str, open_low: bool = False

@@ -65,6 +65,7 @@ class Scheduler:
         self.max_length = max_length
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
+        self._free_slots: list[int] = []  # below the number of slots ever held at once
 
     @property
     def has_unfinished(self) -> bool:
@@ -112,7 +113,10 @@ class Scheduler:
         request.phase = Phase.FINISHED
 
     def schedule(self) -> Step:
-        """Choose the next step's work and reserve its pages."""
+        """Choose the next step's work and reserve its pages.
+
+        With forwards in flight, see :meth:`short_of_pages` first.
+        """
         self._reserve_blocks()
         self._admit()
         budget = self.prefill_chunk
@@ -122,7 +126,33 @@ class Scheduler:
                 count = min(budget, request.prefill_end - request.length)
                 chunks.append(PrefillChunk(request, request.length, count))
                 budget -= count
-        return Step(chunks, [r for r in self.running if r.phase is Phase.DECODE])
+        return Step(chunks, self._decoding())
+
+    def short_of_pages(self) -> bool:
+        """Whether :meth:`schedule` would have to preempt a request.
+
+        A request may be preempted only while nothing of it is in flight: what it gains there could
+        not be given to it any more.
+        """
+        missing = sum(max(0, self._missing_pages(r)) for r in self._decoding())
+        return missing > self.pool.available
+
+    def _decoding(self) -> list[Request]:
+        """Who decodes next: all but those that what is in flight will surely end."""
+        return [
+            request
+            for request in self.running
+            if request.phase is Phase.DECODE
+            and request.num_output + request.flights < self.most_output(request)
+        ]
+
+    def most_output(self, request: Request) -> int:
+        """Tokens that a request may generate, by its own cap and by the context."""
+        return min(request.params.max_tokens, self.max_length - len(request.prompt))
+
+    def _missing_pages(self, request: Request) -> int:
+        reach = request.length + request.ahead + self.block_rows
+        return self.pool.pages_for(reach) - len(request.pages)
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_batch_size:
@@ -141,6 +171,7 @@ class Scheduler:
             request.length = len(cached) * self.pool.page_size
             request.cached_tokens = max(request.cached_tokens, request.length)
             request.registered = len(cached)
+            request.slot = self._free_slots.pop() if self._free_slots else len(self.running)
             request.phase = Phase.PREFILL
             if request.length == request.prefill_end:
                 request.phase = Phase.DECODE
@@ -148,10 +179,8 @@ class Scheduler:
 
     def _reserve_blocks(self) -> None:
         """Give every decoding request the pages of its next block, preempting the youngest."""
-        for request in list(self.running):
-            if request.phase is not Phase.DECODE:
-                continue
-            missing = self.pool.pages_for(request.length + self.block_rows) - len(request.pages)
+        for request in self._decoding():
+            missing = self._missing_pages(request)
             while missing > 0 and request.phase is Phase.DECODE:
                 pages = self.pool.allocate(missing)
                 if pages is not None:
@@ -168,5 +197,7 @@ class Scheduler:
     def _stop(self, request: Request) -> None:
         self.running.remove(request)
         self.pool.release(request.pages)
+        self._free_slots.append(request.slot)
         request.pages = []
+        request.slot = -1
         request.length = request.registered = 0

@@ -26,14 +26,14 @@ class DecodeState:
         page_table: ``[B, P]`` int64.
         lengths: ``[B]`` int64, ``n``: verified tokens whose KV is written.
         bonus: ``[B]`` int64, the token at position ``n``, chosen but not yet run.
-        context: host-known bound on ``lengths``.
+        context: host-known bound on ``lengths``, ``None`` without one.
         first_slot: host-known start of a lone request's contiguous pages, else ``None``.
     """
 
     page_table: Tensor
     lengths: Tensor
     bonus: Tensor
-    context: int
+    context: int | None
     first_slot: int | None = None
 
     def plan(self, rows: int, page_size: int) -> BlockPlan:
@@ -43,7 +43,7 @@ class DecodeState:
             page_size,
             self.lengths,
             rows,
-            self.context + rows,
+            None if self.context is None else self.context + rows,
             first_slot=self.first_slot,
         )
 

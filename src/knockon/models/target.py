@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from knockon.errors import Refused
-from knockon.layers.attention import BlockPlan, PagedKV
+from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV
 from knockon.layers.embedding import LMHead, VocabParallelEmbedding
 from knockon.models.config import ModelConfig, parse_hf
 from knockon.models.decoder import Decoder, DecoderLayer, TargetOutput
@@ -47,6 +47,7 @@ class Target(Protocol):
     vocab_shard: VocabShard
     embedding: VocabParallelEmbedding
     lm_head: LMHead
+    attention: AttentionBackend
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:

@@ -201,9 +201,15 @@ def cut(rows: int, context: int, lone: bool) -> tuple[Segment, ...]:
 
 
 class AttentionBackend(Protocol):
-    """Writes a block's keys and values and attends from its rows to the context and the block."""
+    """Writes a block's keys and values and attends from its rows to the context and the block.
+
+    Attributes:
+        reads_lengths: whether it takes the context's length from the plan's positions, on the
+            device, and so runs plans made without a bound on it.
+    """
 
     name: str
+    reads_lengths: bool
 
     def write(self, k: Tensor, v: Tensor, kv: PagedKV, plan: BlockPlan) -> None:
         """Store ``k, v [B, T, kv_heads, head_dim]`` at ``plan.slots``."""

@@ -26,6 +26,7 @@ class PagedBackend:
     """
 
     name = "triton"
+    reads_lengths = True
 
     def write(self, k: Tensor, v: Tensor, kv: PagedKV, plan: BlockPlan) -> None:
         """Store ``k, v [B, T, kv_heads, head_dim]`` at ``plan.slots``; one launch."""

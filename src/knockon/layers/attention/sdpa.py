@@ -20,6 +20,7 @@ class SdpaBackend:
     """
 
     name = "torch"
+    reads_lengths = False
 
     def write(self, k: Tensor, v: Tensor, kv: PagedKV, plan: BlockPlan) -> None:
         """Store ``k, v [B, T, kv_heads, head_dim]`` at ``plan.slots``."""

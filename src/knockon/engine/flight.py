@@ -1,0 +1,110 @@
+"""Forwards in flight: launched, their tokens not yet read by the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from knockon.drafters.base import Drafter
+from knockon.engine.request import Request
+from knockon.engine.scheduler import Step
+from knockon.models.target import Target
+
+
+class Gain(NamedTuple):
+    """Tokens that a forward gave one request.
+
+    Attributes:
+        tokens: as gained, before any stop is looked for.
+        logits: ``[n, V]`` with row ``i`` the one that chose token ``i``, for the first tokens at
+            least; ``None`` where the request asked for no log-probabilities.
+        verified: whether they are a verification's, and enter the accept lengths.
+    """
+
+    request: Request
+    tokens: list[int]
+    logits: Tensor | None
+    verified: bool
+
+
+class Flight(Protocol):
+    """A launched step."""
+
+    def land(self) -> list[Gain]:
+        """Wait for the step, and tell what every request in it gained."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs the steps that a scheduler decides on.
+
+    Attributes:
+        lag: how many steps may be in flight when the next one is launched.
+        target, drafter: what it runs.
+        page_size: positions a page.
+    """
+
+    lag: int
+    target: Target
+    drafter: Drafter | None
+    page_size: int
+
+    def launch(self, step: Step, width: int) -> Flight:
+        """Run a step's prefill chunks, then one speculative step of its decoding requests.
+
+        Args:
+            width: the verify width; 1 decodes without speculation.
+        """
+        ...
+
+
+@dataclass
+class Landed:
+    """A step whose tokens the host has already."""
+
+    gains: list[Gain] = field(default_factory=list)
+
+    def land(self) -> list[Gain]:
+        """What every request gained."""
+        return self.gains
+
+
+class Awaited(NamedTuple):
+    """Tokens on their way to the host.
+
+    Attributes:
+        requests: a row each.
+        packed: int64 ``[>= len(requests), w + 1]`` in host memory: tokens, then how many were
+            gained.
+        logits: ``[>= len(requests), w, V]``, where any of the requests wants log-probabilities.
+        verified: see :class:`Gain`.
+    """
+
+    requests: Sequence[Request]
+    packed: Tensor
+    logits: Tensor | None
+    verified: bool
+
+
+class PipelinedFlight:
+    """A step whose tokens are copied to pinned memory behind it."""
+
+    def __init__(self, parts: Sequence[Awaited], event: torch.cuda.Event | None) -> None:
+        self._parts = parts
+        self._event = event
+
+    def land(self) -> list[Gain]:
+        """Wait for the copies, and read them."""
+        if self._event is not None:
+            self._event.synchronize()
+        gains = []
+        for requests, packed, logits, verified in self._parts:
+            for row, (request, values) in enumerate(zip(requests, packed.tolist(), strict=False)):
+                wanted = logits is not None and request.params.logprobs is not None
+                tokens = values[: values[-1]]
+                gains.append(Gain(request, tokens, logits[row] if wanted else None, verified))  # type: ignore[index]
+        return gains

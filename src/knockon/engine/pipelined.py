@@ -1,0 +1,290 @@
+"""Runs steps without waiting for them: all that a step needs of the one before is on the device.
+
+The host launches step ``s`` while ``s - 1`` runs, and reads the tokens of ``s - 1`` while ``s``
+runs. On a GPU the whole of a speculative step is a CUDA graph, captured per (batch bucket, verify
+width, kind of draw); prefill runs eagerly on the same stream, before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from knockon.drafters.base import Drafter
+from knockon.engine.device_state import DeviceState, stay, upload
+from knockon.engine.flight import Awaited, PipelinedFlight
+from knockon.engine.graphs import CapturedStep, GraphKey, StepGraphs, bucket_of
+from knockon.engine.request import Request
+from knockon.engine.sampling import (
+    DrawKind,
+    SamplingBatch,
+    SamplingRequest,
+    sample,
+    sampling_row,
+)
+from knockon.engine.scheduler import PrefillChunk, Step
+from knockon.engine.speculate import DecodeState, Engines, speculative_step
+from knockon.layers.attention import PagedKV, plan_block
+from knockon.models.target import Target
+
+_GREEDY = DrawKind.of([])
+
+
+class PipelinedRunner:
+    """Owns the KV of target and drafter and the state of every running request.
+
+    Args:
+        target, drafter: loaded, on one device.
+        page_size: positions a page.
+        max_batch_size: requests computed at once.
+        max_positions: positions that a request may write to, slack for its last block included.
+        buckets: batch sizes that graphs are made for, ascending, up to ``max_batch_size``; none
+            runs every step eagerly.
+    """
+
+    lag = 1
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        page_size: int,
+        max_batch_size: int,
+        max_positions: int,
+        buckets: Sequence[int] = (),
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.page_size = page_size
+        self.device = target.device
+        pages = -(-max_positions // page_size)
+        self.state = DeviceState(max_batch_size, pages, target.config.vocab_size, self.device)
+        # Where attention reads lengths on the device, the host gives no bound; else all of a table.
+        self._context = None if target.attention.reads_lengths else pages * page_size
+        # Whose length and bonus token the device knows; it alone knows the newest.
+        self._placed: list[tuple[Request, int] | None] = [None] * max_batch_size
+        self._slots = {
+            bucket: torch.full((bucket,), self.state.idle, device=self.device) for bucket in buckets
+        }
+        self._in_bucket: dict[int, tuple[int, ...]] = {}
+        self.graphs = StepGraphs(self.device)
+        self._engines = Engines(target, drafter, [], target.group, page_size)
+
+    def allocate(self, num_pages: int) -> None:
+        """Make the KV, of so many pages, the null page included."""
+        slots = num_pages * self.page_size
+        kv = [
+            PagedKV.allocate(slots, *self.target.kv_shape[1:], self.target.dtype, self.device)
+            for _ in range(self.target.config.num_layers)
+        ]
+        if self.drafter is not None:
+            self.drafter.bind_kv(slots)
+        self._engines.kv[:] = kv
+
+    def launch(self, step: Step, width: int) -> PipelinedFlight:
+        """See :class:`~knockon.engine.flight.Runner`."""
+        with torch.inference_mode():
+            self.state.admit([chunk.request for chunk in step.prefill] + step.decode)
+            parts = [self._prefill(group) for group in alike(step.prefill)]
+            awaited = [part for part in parts if part is not None]
+            if step.decode:
+                awaited.append(self._decode(step.decode, width))
+        event = None
+        if self.device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record()
+        return PipelinedFlight(awaited, event)
+
+    def capture(self, widths: Sequence[int], progress: Iterator[None] | None = None) -> None:
+        """Make the graphs of greedy steps for every bucket; others are made when first needed.
+
+        The largest come first, since the rest then fit into the memory they use.
+
+        Args:
+            progress: advanced once a graph.
+        """
+        for bucket in reversed(self._slots):
+            for width in sorted(widths, reverse=True):
+                self._graph(GraphKey(bucket, width, _GREEDY))
+                if progress is not None:
+                    next(progress, None)
+
+    def rehearse(self, rows: int, width: int) -> None:
+        """Run the largest prefill and the largest step on idle slots, for their memory.
+
+        Args:
+            rows: prompt tokens of a step.
+        """
+        with torch.inference_mode():
+            idle = torch.full((1,), self.state.idle, device=self.device)
+            tokens = torch.zeros((1, rows), dtype=torch.int64, device=self.device)
+            starts, counts = torch.zeros_like(idle), torch.full_like(idle, rows)
+            hidden, ends = self._run_rows(idle, tokens, starts, counts)
+            self._first_tokens(hidden, ends.zero_(), idle, _GREEDY)
+            bucket = max(self._slots, default=len(self._placed))
+            self._step(idle.expand(bucket).contiguous(), width, _GREEDY)
+
+    def _decode(self, requests: Sequence[Request], width: int) -> Awaited:
+        self._place([r for r in requests if self._placed[r.slot] != stay(r)])
+        params = [r.params for r in requests]
+        if any(p.logprobs is not None or p.needs_history for p in params):
+            slots = upload([r.slot for r in requests], torch.int64, self.device)
+            packed, logits = self._step(slots, width, None, requests)
+            return Awaited(requests, to_host(packed), logits, verified=True)
+        vocab_size = self.target.config.vocab_size
+        kind = DrawKind.of([sampling_row(p, vocab_size) for p in params]).rounded()
+        if not self._slots:
+            slots = upload([r.slot for r in requests], torch.int64, self.device)
+            packed, _ = self._step(slots, width, kind)
+        else:
+            bucket = bucket_of(len(requests), self._slots)
+            self._fill(bucket, [r.slot for r in requests])
+            packed = self._graph(GraphKey(bucket, width, kind)).replay()
+        return Awaited(requests, to_host(packed[: len(requests)]), None, verified=True)
+
+    def _fill(self, bucket: int, slots: Sequence[int]) -> None:
+        """Name the slots that the graphs of a bucket are to work on."""
+        filled = (*slots, *[self.state.idle] * (bucket - len(slots)))
+        if self._in_bucket.get(bucket) != filled:
+            self._in_bucket[bucket] = filled
+            self._slots[bucket].copy_(upload(filled, torch.int64, self.device))
+
+    def _graph(self, key: GraphKey) -> CapturedStep:
+        slots = self._slots[key.bucket]
+        return self.graphs.get(key, slots, self.state.idle, self._step)
+
+    def _step(
+        self,
+        slots: Tensor,
+        width: int,
+        kind: DrawKind | None,
+        requests: Sequence[Request] = (),
+    ) -> tuple[Tensor, Tensor]:
+        """One speculative step of the requests in ``slots [n]``.
+
+        Args:
+            kind: what is drawn; ``None`` to build it from ``requests``, penalties and all.
+
+        Returns:
+            int64 ``[n, width + 1]``, tokens and how many were gained, and logits ``[n, width, V]``.
+        """
+        state = DecodeState(
+            page_table=self.state.page_table[slots],
+            lengths=self.state.lengths[slots],
+            bonus=self.state.bonus[slots],
+            context=self._context,
+        )
+        sampling = self._sampling_of(requests) if kind is None else self.state.sampling(slots, kind)
+        accepted, logits = speculative_step(self._engines, state, sampling, width)
+        self.state.advance(slots, accepted.lengths, accepted.bonus)
+        return torch.cat([accepted.tokens, accepted.lengths.unsqueeze(1)], dim=1), logits
+
+    def _prefill(self, chunks: Sequence[PrefillChunk]) -> Awaited | None:
+        """Run chunks together; the first tokens of those that complete a new prompt."""
+        rows = max(chunk.count for chunk in chunks)
+        tokens = []
+        for chunk in chunks:
+            own = chunk.request.tokens[chunk.start : chunk.start + chunk.count]
+            tokens.append(own + [0] * (rows - chunk.count))
+        where = upload(
+            [(chunk.request.slot, chunk.start, chunk.count) for chunk in chunks],
+            torch.int64,
+            self.device,
+        )
+        slots, starts, counts = where.unbind(1)
+        ragged = any(chunk.count < rows for chunk in chunks)
+        hidden, ends = self._run_rows(
+            slots, upload(tokens, torch.int64, self.device), starts, counts, ragged
+        )
+        ending = [i for i, chunk in enumerate(chunks) if chunk.last and chunk.request.is_new]
+        if not ending:
+            return None
+        if len(ending) < len(chunks):
+            chosen = upload(ending, torch.int64, self.device)
+            hidden, ends, slots = hidden[chosen], ends[chosen], slots[chosen]
+        requests = [chunks[i].request for i in ending]
+        kind = None
+        if not any(r.params.needs_history for r in requests):
+            found = [sampling_row(r.params, self.target.config.vocab_size) for r in requests]
+            kind = DrawKind.of(found)
+        drawn, logits = self._first_tokens(hidden, ends, slots, kind, requests)
+        for request in requests:
+            self._placed[request.slot] = stay(request)
+        packed = torch.stack([drawn, torch.ones_like(drawn)], dim=1)
+        return Awaited(requests, to_host(packed), logits, verified=False)
+
+    def _run_rows(
+        self, slots: Tensor, tokens: Tensor, starts: Tensor, counts: Tensor, ragged: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Run ``tokens [n, T]`` from ``starts [n]`` on: last hidden ``[n, H]``, where they end."""
+        rows = tokens.shape[1]
+        plan = plan_block(
+            self.state.page_table[slots],
+            self.page_size,
+            starts,
+            rows,
+            self._context,
+            counts=counts if ragged else None,
+        )
+        layers = self.drafter.feature_layers if self.drafter is not None else ()
+        output = self.target(tokens, plan, self._engines.kv, layers)
+        if self.drafter is not None and output.features is not None:
+            self.drafter.observe(output.features, tokens, plan)
+        last = (counts - 1).view(-1, 1, 1).expand(-1, 1, output.hidden.shape[-1])
+        return output.hidden.gather(1, last).squeeze(1), starts + counts
+
+    def _first_tokens(
+        self,
+        hidden: Tensor,
+        ends: Tensor,
+        slots: Tensor,
+        kind: DrawKind | None,
+        requests: Sequence[Request] = (),
+    ) -> tuple[Tensor, Tensor]:
+        """Draw the token after each prompt: ``[n]``, and the logits ``[n, 1, V]``."""
+        logits = self.target.logits(hidden.unsqueeze(1))
+        sampling = self._sampling_of(requests) if kind is None else self.state.sampling(slots, kind)
+        nothing = slots.new_empty((len(slots), 0))
+        drawn = sample(logits, nothing, ends.unsqueeze(1), sampling).squeeze(1)
+        self.target.group.broadcast(drawn)
+        self.state.place(slots, ends, drawn)
+        return drawn, logits
+
+    def _place(self, requests: Sequence[Request]) -> None:
+        """Tell the device where requests stand that were computed before (and then preempted)."""
+        if not requests:
+            return
+        known = [(r.slot, r.length, r.tokens[-1]) for r in requests]
+        self.state.place(*upload(known, torch.int64, self.device).unbind(1))
+        for request in requests:
+            self._placed[request.slot] = stay(request)
+
+    def _sampling_of(self, requests: Sequence[Request]) -> SamplingBatch:
+        return SamplingBatch.build(
+            [SamplingRequest(r.params, r.seed, r.prompt, r.output, r.bad_words) for r in requests],
+            self.target.config.vocab_size,
+            self.device,
+        )
+
+
+def alike(chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
+    """Chunks to be run together: the shortest of a group has half the rows of the longest or more.
+
+    Longest first, so at most half of a group's rows are padding.
+    """
+    groups: list[list[PrefillChunk]] = []
+    for chunk in sorted(chunks, key=lambda chunk: -chunk.count):
+        if groups and 2 * chunk.count >= groups[-1][0].count:
+            groups[-1].append(chunk)
+        else:
+            groups.append([chunk])
+    return groups
+
+
+def to_host(x: Tensor) -> Tensor:
+    """A copy in host memory, there once the stream has come this far."""
+    if x.device.type == "cpu":
+        return x
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)

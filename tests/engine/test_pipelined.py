@@ -1,0 +1,135 @@
+"""Steps launched before the last one's tokens are read give what steps run to their end give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from knockon.engine.llm import LLM
+from knockon.engine.pipelined import alike
+from knockon.engine.request import Request
+from knockon.engine.sampling_params import SamplingParams
+from knockon.engine.scheduler import PrefillChunk
+from tests.engine.generation import (
+    GREEDY,
+    TinyShelf,
+    accept_lengths,
+    check_same,
+    generate,
+    load,
+    mean_accept_length,
+    random_prompts,
+    with_seed,
+)
+
+PROMPTS = random_prompts(9)
+DRAFTS = (None, "dflash", "domino", "domino-shifted")
+SAMPLED = SamplingParams(
+    temperature=0.9, top_p=0.9, top_k=50, min_p=0.02, max_tokens=30, ignore_eos=True
+)
+
+
+def both(
+    model: Path, draft: Path | None, params: Any = GREEDY, prompts: Any = PROMPTS, **settings: Any
+) -> tuple[Any, Any]:
+    """The same requests with steps run to their end, and with steps in flight."""
+    plain = generate(model, draft, prompts, params, **settings)
+    return plain, generate(model, draft, prompts, params, overlap_schedule=True, **settings)
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_greedy_requests_that_join_and_leave(tiny: TinyShelf, draft: str | None) -> None:
+    params = [replace(GREEDY, max_tokens=8 + 5 * i) for i in range(len(PROMPTS))]
+    drafter = tiny.drafter(draft) if draft else None
+    plain, pipelined = both(tiny.target(), drafter, params, max_batch_size=4, prefill_chunk=40)
+    check_same(plain, pipelined)
+    if draft == "domino":
+        assert mean_accept_length(pipelined) > 1.2
+
+
+def test_seeded_draws_and_stops_and_penalties_and_logprobs_together(tiny: TinyShelf) -> None:
+    params = [with_seed(SAMPLED, seed) for seed in range(len(PROMPTS))]
+    params[1] = replace(params[1], repetition_penalty=1.3, frequency_penalty=0.4)
+    params[2] = replace(params[2], logprobs=3)
+    params[3] = replace(GREEDY, logprobs=2, max_tokens=9)
+    params[4] = replace(params[4], ignore_eos=False, stop_token_ids=list(range(0, 300, 7)))
+    params[5] = replace(params[5], bad_words=["a", "the"])
+    params[6] = replace(params[6], top_k=0, top_p=1.0)
+    plain, pipelined = both(tiny.target(), tiny.drafter("domino"), params, max_batch_size=4)
+    check_same(plain, pipelined)
+    for index in (2, 3):
+        ours, theirs = plain[index].logprobs, pipelined[index].logprobs
+        assert [each.token_id for each in ours] == [each.token_id for each in theirs]
+        assert [each.logprob for each in ours] == pytest.approx([e.logprob for e in theirs])
+
+
+def test_pages_that_run_out_and_prefixes_met_again(tiny: TinyShelf) -> None:
+    shared = random_prompts(1, low=40, high=41)[0]
+    prompts = [shared + prompt for prompt in PROMPTS]
+    settings = {"page_size": 4, "max_batch_size": 4, "kv_memory": 5 << 20}
+    model, draft = tiny.target(), tiny.drafter("domino")
+    wide = generate(model, draft, prompts, page_size=4)
+    with load(model, draft, overlap_schedule=True, **settings) as llm:
+        per_page = llm._engine.scheduler.pool  # type: ignore[union-attr]
+        bytes_a_page = (5 << 20) // per_page.num_pages
+    settings["kv_memory"] = bytes_a_page * 70
+    with load(model, draft, overlap_schedule=True, **settings) as llm:
+        first = llm.generate(prompts, GREEDY)
+        again = llm.generate(prompts[:2], GREEDY)
+    assert sum(output.metrics.preemptions for output in first) > 0
+    assert again[0].metrics.cached_tokens >= 40
+    check_same(wide, first)
+    check_same(first[:2], again)
+
+
+def test_an_aborted_request_gets_nothing_more_and_others_go_on(tiny: TinyShelf) -> None:
+    model, draft = tiny.target(), tiny.drafter("domino")
+    alone = generate(model, draft, PROMPTS[:3])
+    with load(model, draft, overlap_schedule=True) as llm:
+        ids = [llm.add(prompt, GREEDY) for prompt in PROMPTS[:3]]
+        results = {}
+        for _ in range(4):
+            llm.step()
+        aborted = llm.abort(ids[1])
+        assert aborted is not None and aborted.finish_reason == "abort"
+        while len(results) < 2:
+            for output in llm.step():
+                assert output.request_id != ids[1]
+                if output.finished is not None:
+                    results[output.request_id] = output.finished
+        # The slot and the pages of the aborted one serve another, while a step is in flight.
+        (again,) = llm.generate([PROMPTS[1]], GREEDY)
+    check_same([alone[0], alone[1], alone[2]], [results[ids[0]], again, results[ids[2]]])
+    assert alone[1].token_ids[: len(aborted.token_ids)] == aborted.token_ids
+
+
+def test_a_request_is_not_run_beyond_what_its_cap_makes_certain(tiny: TinyShelf) -> None:
+    with load(tiny.target(), overlap_schedule=True) as llm:
+        (output,) = llm.generate([PROMPTS[0]], replace(GREEDY, max_tokens=5))
+        assert len(output.token_ids) == 5
+        assert llm.metrics().steps == 4
+
+
+def test_two_ranks_pipeline_alike(tiny: TinyShelf) -> None:
+    model, draft = tiny.target(), tiny.drafter("domino")
+    alone = generate(model, draft, PROMPTS[:4])
+    two = generate(model, draft, PROMPTS[:4], tp_size=2, overlap_schedule=True)
+    assert [o.token_ids for o in alone] == [o.token_ids for o in two]
+    assert accept_lengths(alone) == accept_lengths(two)
+
+
+def test_chunks_of_like_length_are_run_together() -> None:
+    def chunk(count: int) -> PrefillChunk:
+        return PrefillChunk(Request(str(count), [0] * count, GREEDY, 0), 0, count)
+
+    groups = alike([chunk(n) for n in (3, 100, 60, 7, 49, 5)])
+    assert [[c.count for c in group] for group in groups] == [[100, 60], [49], [7, 5], [3]]
+
+
+def test_the_default_on_a_cpu_runs_steps_to_their_end(tiny: TinyShelf) -> None:
+    with LLM(str(tiny.target()), device="cpu") as llm:
+        assert llm.config.overlap_schedule is False
+        assert llm.config.attention_backend == "torch"
