@@ -95,7 +95,7 @@ def microseconds(calls: list[Callable[[], Any]]) -> float:
 
 
 def make_layers(shape: Shape) -> tuple[list[PagedKV], BlockPlan]:
-    """Keys and values of several layers, in shuffled pages they share, and a plan over them."""
+    """Keys and values of several layers, in shuffled pages that all share, and a plan."""
     width = shape.capacity // PAGE_SIZE
     used = -(-shape.context // PAGE_SIZE)
     pages = torch.randperm(shape.batch * used, device="cuda").view(shape.batch, used) + 1
@@ -115,7 +115,8 @@ def make_layers(shape: Shape) -> tuple[list[PagedKV], BlockPlan]:
 def dense(kv: PagedKV, plan: BlockPlan, shape: Shape) -> tuple[Tensor, Tensor]:
     """The context as ``[B, kv_heads, context, dim]``."""
     slots = plan.context_slots[:, : shape.context]
-    return tuple(x[slots].transpose(1, 2).contiguous() for x in kv)  # type: ignore[return-value]
+    k, v = (pages[slots].transpose(1, 2).contiguous() for pages in kv)
+    return k, v
 
 
 def variants(launch: AttentionLaunch) -> list[AttentionLaunch]:
@@ -146,7 +147,6 @@ def time_shape(shape: Shape, with_variants: bool) -> dict[str, Any]:
         2,
         torch.cuda.get_device_properties("cuda").multi_processor_count,
     )
-    # A long prompt's mask would take gigabytes: its first requests and heads stand for all.
     first = layers[0]
     wanted = SdpaBackend().attend(q.float(), PagedKV(*(x.float() for x in first)), plan, visibility)
 
@@ -160,13 +160,6 @@ def time_shape(shape: Shape, with_variants: bool) -> dict[str, Any]:
         )
 
     spent = timed(launch)
-    k, v = (x.transpose(1, 2) for x in (q[:, :, : shape.kv_heads], q[:, :, : shape.kv_heads]))
-    write = microseconds(
-        [
-            lambda kv=kv: PagedBackend().write(k.transpose(1, 2), v.transpose(1, 2), kv, plan)
-            for kv in layers
-        ]
-    )
     folded = q.transpose(1, 2)
     contexts = [dense(kv, plan, shape) for kv in layers]
     whole_prompt = shape.rows == shape.context
@@ -182,7 +175,6 @@ def time_shape(shape: Shape, with_variants: bool) -> dict[str, Any]:
         "launch": asdict(launch),
         "layers": len(layers),
         "attend_us": spent,
-        "write_us": write,
         "sdpa_us": torch_spent,
         "kv_tb_per_s": shape.kv_bytes / spent / 1e6,
     }
@@ -193,6 +185,11 @@ def time_shape(shape: Shape, with_variants: bool) -> dict[str, Any]:
                 result["variants"].append({"launch": asdict(which), "attend_us": timed(which)})
             except triton.runtime.errors.OutOfResources as error:
                 result["variants"].append({"launch": asdict(which), "refused": str(error)})
+    # Last, for it changes what was attended to.
+    k = v = q[:, :, : shape.kv_heads]
+    result["write_us"] = microseconds(
+        [lambda kv=kv: PagedBackend().write(k, v, kv, plan) for kv in layers]
+    )
     return result
 
 

@@ -226,22 +226,24 @@ SERVED = {
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 @pytest.mark.parametrize("name", SERVED)
-def test_served_sizes(name: str, dtype: torch.dtype) -> None:
-    device = torch.device("cuda")
-    seeing = [CAUSAL, Visibility(True, 100)]
-    if SERVED[name].counts is None:
-        seeing.append(WHOLE)
-    for visibility in seeing:
-        check(SERVED[name], visibility, dtype, device, [None, *served_splits(dtype)])
+def test_served_sizes(name: str) -> None:
+    check(SERVED[name], CAUSAL, BF16, torch.device("cuda"))
 
 
-def served_splits(dtype: torch.dtype) -> list[AttentionLaunch]:
-    """Settings other than the chosen ones, that every size can run."""
-    if dtype == FP32:
-        return splits(1, 5)
-    return [AttentionLaunch(64, 32, number, 4, 2) for number in (1, 5)]
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["8B, one block", "large heads", "ragged prompts"])
+@pytest.mark.parametrize("dtype", [FP16, FP32], ids=str)
+def test_served_sizes_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
+    check(SERVED[name], CAUSAL, dtype, torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["8B, one block", "SmolLM2, a rank of two", "one prompt"])
+@pytest.mark.parametrize("seeing", ["whole", "window over blocks"])
+def test_served_sizes_under_other_visibility(name: str, seeing: str) -> None:
+    launches = [None, *(AttentionLaunch(64, 32, number, 4, 2) for number in (1, 5))]
+    check(SERVED[name], SEEING[seeing], BF16, torch.device("cuda"), launches)
 
 
 @pytest.mark.gpu
