@@ -23,6 +23,8 @@ PLAIN = CUDA | {"attention_backend": "torch", "overlap_schedule": False}
 def run(tiny: TinyShelf, draft: str | None, params: Any, family: str, **how: Any) -> Any:
     target = TinyTarget(family)
     drafter = tiny.drafter(draft, target) if draft else None
+    if draft:
+        how = {"verify_width": 16} | how
     return generate(tiny.target(target), drafter, PROMPTS, params, **how)
 
 
