@@ -16,7 +16,9 @@ from knockon.engine.defaults import choose_dtype
 from knockon.engine.engine import Engine
 from knockon.engine.hardware import detect
 from knockon.engine.memory import KVBudget, plan_kv
+from knockon.engine.rank_zero_width import RankZeroWidth
 from knockon.engine.runner import ModelRunner
+from knockon.engine.width import AUTO, AdaptiveWidth, FixedWidth, WidthPolicy, auto_widths
 from knockon.layers.attention import SdpaBackend
 from knockon.models.catalog import resolve
 from knockon.models.target import POSITION_SLACK, Target, load_target, read_config
@@ -48,7 +50,7 @@ def check(config: EngineConfig) -> EngineConfig:
             HeadShard.deal(
                 drafter.backbone.num_heads, drafter.backbone.num_kv_heads, config.tp_size, rank
             )
-        if config.verify_width is not None:
+        if isinstance(config.verify_width, int):
             check_verify_width(config.verify_width, drafter.block_size)
     dtype = choose_dtype(detect()).value if config.dtype == "auto" else config.dtype
     return config.replace(model=str(model), draft=str(draft) if draft else None, dtype=dtype)
@@ -68,20 +70,21 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
     dtype: torch.dtype = getattr(torch, config.dtype)
     target_config = read_config(model)
     limit = target_config.max_positions
-    block_rows, width = 1, 1
+    block_rows = 1
+    widths: tuple[int, ...] = (1,)
     draft_config: DraftConfig | None = None
     if config.draft is not None:
         draft_config = read_draft_config(Path(config.draft))
         limit = min(limit, draft_config.backbone.max_positions)
-        width = config.verify_width or default_verify_width(draft_config.block_size, config.device)
-        block_rows = max(width, draft_config.block_size)
+        widths = _widths(config, draft_config.block_size)
+        block_rows = max(*widths, draft_config.block_size)
     # Before the weights: a model without a tokenizer is refused at once.
     tokenizer = load_tokenizer(model)
     positions = min(config.max_model_len or limit, limit) + max(POSITION_SLACK, block_rows)
     target = load_target(model, dtype, group, config.device, positions)
     target.pack()
     drafter: Drafter | None = None
-    if config.draft is not None and width > 1:
+    if config.draft is not None and widths[-1] > 1:
         drafter = load_drafter(
             Path(config.draft),
             target,
@@ -94,13 +97,13 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
     budget = _kv_budget(config, target, drafted, limit, block_rows, group)
     runner = ModelRunner(target, drafter, budget.num_pages, config.page_size)
     logger.info(
-        "%s: %d positions of KV in %d pages, %.0f MiB a rank; context %d; verify width %d",
+        "%s: %d positions of KV in %d pages, %.0f MiB a rank; context %d; verify width %s",
         model.name,
         (budget.num_pages - 1) * config.page_size,
         budget.num_pages,
         budget.bytes / (1 << 20),
         budget.max_length,
-        width,
+        ", ".join(map(str, widths)),
     )
     return Engine(
         runner,
@@ -109,9 +112,25 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
         max_batch_size=config.max_batch_size,
         prefill_chunk=config.prefill_chunk,
         max_length=budget.max_length,
-        width=width,
+        widths=_width_policy(config, widths, group),
         prefix_cache=config.prefix_cache,
     )
+
+
+def _widths(config: EngineConfig, block_size: int) -> tuple[int, ...]:
+    """Every width that steps may verify, ascending."""
+    if config.verify_width == AUTO:
+        return auto_widths(block_size)
+    if isinstance(config.verify_width, int):
+        return (config.verify_width,)
+    return (default_verify_width(block_size, config.device),)
+
+
+def _width_policy(config: EngineConfig, widths: tuple[int, ...], group: Group) -> WidthPolicy:
+    if config.verify_width != AUTO:
+        return FixedWidth(widths[0])
+    policy = AdaptiveWidth(widths)
+    return policy if group.size == 1 else RankZeroWidth(policy, group, config.device)
 
 
 def _kv_budget(

@@ -22,6 +22,7 @@ from knockon.engine.runner import ModelRunner
 from knockon.engine.sampling_params import SamplingParams
 from knockon.engine.scheduler import Scheduler
 from knockon.engine.stopping import Emitted, StopChecker
+from knockon.engine.width import WidthPolicy
 from knockon.errors import Refused
 
 
@@ -48,7 +49,7 @@ class Engine:
         runner: loaded models and their KV.
         tokenizer: a ``transformers`` tokenizer.
         num_pages, max_batch_size, prefill_chunk, max_length, prefix_cache: see ``EngineConfig``.
-        width: the verify width.
+        widths: decides the verify width of each step.
     """
 
     def __init__(
@@ -60,19 +61,19 @@ class Engine:
         max_batch_size: int,
         prefill_chunk: int,
         max_length: int,
-        width: int,
+        widths: WidthPolicy,
         prefix_cache: bool = True,
     ) -> None:
         self.runner = runner
         self.tokenizer = tokenizer
-        self.width = width
+        self.widths = widths
         self.max_length = max_length
-        block = runner.drafter.block_size if runner.drafter is not None and width > 1 else 0
+        block = runner.drafter.block_size if runner.drafter is not None else 0
         self.scheduler = Scheduler(
             PagePool(num_pages, runner.page_size, prefix_cache),
             max_batch_size,
             prefill_chunk,
-            max(width, block),
+            max(widths.widths[-1], block),
             max_length,
         )
         self._stops: dict[str, StopChecker] = {}
@@ -132,9 +133,13 @@ class Engine:
                 request.first_token_time = time.perf_counter()
                 outputs.append(self._emit(request, first.accepted.tokens[0], first.logits[0]))
         if work.decode:
-            accepted, logits = self.runner.decode(work.decode, self.width)
-            self._tally.step(len(work.decode), self.width, self.runner.drafter)
+            batch = len(work.decode)
+            width = self.widths.choose(batch)
+            began = time.perf_counter()
+            accepted, logits = self.runner.decode(work.decode, width)
             gained = accepted.lengths.tolist()
+            self.widths.record(batch, width, gained, time.perf_counter() - began)
+            self._tally.step(batch, width, self.runner.drafter)
             for row, request in enumerate(work.decode):
                 request.length += gained[row]
                 tokens = accepted.tokens[row, : gained[row]]
@@ -146,7 +151,7 @@ class Engine:
 
     def metrics(self) -> EngineMetrics:
         """What was done so far. Reads the device, and takes a collective on several ranks."""
-        return self._tally.snapshot(self.width, self.runner.drafter)
+        return self._tally.snapshot(self.widths.name, self.runner.drafter)
 
     def _register(self, request: Request) -> None:
         """Offer full pages below the verified length to the prefix cache."""
