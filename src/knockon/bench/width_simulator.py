@@ -6,6 +6,7 @@ import random
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import mul
 from statistics import fmean
@@ -33,8 +34,11 @@ class RequestClass:
     def accept_length(self, width: int, draw: float) -> int:
         """The accept length, bonus included, that a uniform draw stands for."""
         # Survival falls with the position: accepted are those that survive more often than draw.
-        survival = [-s for s in accumulate(self.rates[: width - 1], mul)]
-        return 1 + bisect_left(survival, -draw)
+        return 1 + bisect_left(self._falling, -draw, 0, min(width - 1, len(self.rates)))
+
+    @cached_property
+    def _falling(self) -> list[float]:
+        return [-survival for survival in accumulate(self.rates, mul)]
 
 
 @dataclass(frozen=True)
@@ -142,13 +146,13 @@ def simulate(
     """Run a policy over a trace.
 
     Every slot of a batch serves one request of ``request_tokens`` after another, each of a class
-    drawn evenly. The noise of times and the draws of each slot are the same for every policy.
+    drawn evenly. Which classes follow one another, and the noise, are the same for every policy.
     """
     traced = TracedWidth(policy)
     noise = random.Random(f"{seed} time")
     for number, phase in enumerate(phases):
         slots = [
-            _Slot(random.Random(f"{seed} {number} {slot}"), classes, request_tokens)
+            _Slot(f"{seed} {number} {slot}", classes, request_tokens)
             for slot in range(phase.concurrency)
         ]
         made = 0
@@ -166,10 +170,9 @@ def simulate(
 class _Slot:
     """One request after another."""
 
-    def __init__(
-        self, source: random.Random, classes: Sequence[RequestClass], request_tokens: int
-    ) -> None:
-        self._source = source
+    def __init__(self, name: str, classes: Sequence[RequestClass], request_tokens: int) -> None:
+        self._source = random.Random(f"{name} class")
+        self._draws = random.Random(f"{name} accept")
         self._classes = classes
         self._request_tokens = request_tokens
         self._left = 0
@@ -177,7 +180,7 @@ class _Slot:
     def step(self, width: int) -> int:
         if self._left <= 0:
             self._class = self._source.choice(self._classes)
-            self._left = self._request_tokens
-        gained = self._class.accept_length(width, self._source.random())
+            self._left += self._request_tokens
+        gained = self._class.accept_length(width, self._draws.random())
         self._left -= gained
         return gained

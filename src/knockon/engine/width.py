@@ -156,19 +156,20 @@ class AdaptiveWidth:
         self._last_run: dict[tuple[int, int], int] = {}
         self._probes: dict[int, int] = {}
         self._budget = 0.0
+        self._rated: dict[int, list[WidthRate]] = {}
 
     def choose(self, batch: int) -> int:
         untimed = self._untimed(batch)
         if untimed is not None:
             return untimed
         bucket = self.times.bucket(batch)
-        rates = rate_widths(batch, self.acceptance, self.times, self.widths)
+        rates = self._rate(batch)
         return choose_width(rates, self._best.get(bucket), self._due(bucket), self._budget)
 
     def record(self, batch: int, width: int, accept_lengths: Sequence[int], seconds: float) -> None:
         bucket = self.times.bucket(batch)
         if self._untimed(batch) is None:
-            rates = rate_widths(batch, self.acceptance, self.times, self.widths)
+            rates = self._rate(batch)
             best = best_rate(rates, self._best.get(bucket))
             self._best[bucket] = best.width
             self._pay(bucket, width, best, rates)
@@ -176,6 +177,14 @@ class AdaptiveWidth:
         self._last_run[bucket, width] = self._step
         self.acceptance.update(width, accept_lengths)
         self.times.update(batch, width, seconds)
+        self._rated.clear()
+
+    def _rate(self, batch: int) -> list[WidthRate]:
+        """Every width's promise, worked out once between two records."""
+        bucket = self.times.bucket(batch)
+        if bucket not in self._rated:
+            self._rated[bucket] = rate_widths(batch, self.acceptance, self.times, self.widths)
+        return self._rated[bucket]
 
     def _untimed(self, batch: int) -> int | None:
         """An end of the range of widths that must be timed before the bucket can be judged."""
