@@ -103,3 +103,24 @@ def test_json_says_which_exchange_was_taken_and_what_the_table_takes(
     assert run["nan_rows"] == 0
     verifications = len(first["accept_lengths"]) + len(second["accept_lengths"])
     assert sum(run["accept_lengths"].values()) == run["blocks"] == verifications
+
+
+@pytest.mark.parametrize("option", ["--verify-width", "--speculative-num-draft-tokens"])
+def test_the_width_may_be_auto_under_either_name(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = TinyTarget().save(tmp_path / "target")
+    draft = TinyDrafter().save(tmp_path / "draft", model)
+    arguments = f"generate {model} word --raw --json --draft {draft} --dtype float32 {option} auto "
+    with pytest.raises(SystemExit) as done:
+        app((arguments + "--max-tokens 24 --max-model-len 200").split())
+    assert done.value.code == 0
+    run = json.loads(capsys.readouterr().out)["run"]
+    assert run["verify_width"] == "auto"
+    assert sum(run["widths"].values()) == run["steps"]
+
+
+def test_a_width_that_is_no_width_is_refused(tmp_path: Path) -> None:
+    model = TinyTarget().save(tmp_path / "target")
+    with pytest.raises(Refused, match="verify_width: found 'wide'"):
+        app(f"generate {model} word --raw --verify-width wide".split())

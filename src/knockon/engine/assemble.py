@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,7 +27,9 @@ from knockon.engine.graphs import default_buckets
 from knockon.engine.hardware import detect
 from knockon.engine.memory import KVBudget, free_for_kv, least_of, measure_workspace, plan_kv
 from knockon.engine.pipelined import PipelinedRunner
+from knockon.engine.rank_zero_width import RankZeroWidth
 from knockon.engine.runner import ModelRunner
+from knockon.engine.width import AUTO, AdaptiveWidth, FixedWidth, WidthPolicy, auto_widths
 from knockon.errors import Refused
 from knockon.layers.attention import PagedBackend, SdpaBackend
 from knockon.models.catalog import resolve
@@ -59,7 +62,7 @@ def check(config: EngineConfig) -> EngineConfig:
             HeadShard.deal(
                 drafter.backbone.num_heads, drafter.backbone.num_kv_heads, config.tp_size, rank
             )
-        if config.verify_width is not None:
+        if isinstance(config.verify_width, int):
             check_verify_width(config.verify_width, drafter.block_size)
     return settle(config).replace(model=str(model), draft=str(draft) if draft else None)
 
@@ -120,13 +123,14 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
     dtype: torch.dtype = getattr(torch, config.dtype)
     target_config = read_config(model)
     limit = target_config.max_positions
-    block_rows, width = 1, 1
+    block_rows = 1
+    widths: tuple[int, ...] = (1,)
     draft_config: DraftConfig | None = None
     if config.draft is not None:
         draft_config = read_draft_config(Path(config.draft))
         limit = min(limit, draft_config.backbone.max_positions)
-        width = config.verify_width or default_verify_width(draft_config.block_size, config.device)
-        block_rows = max(width, draft_config.block_size)
+        widths = _widths(config, draft_config.block_size)
+        block_rows = max(*widths, draft_config.block_size)
     # Before the weights: a model without a tokenizer is refused at once.
     tokenizer = load_tokenizer(model)
     positions = min(config.max_model_len or limit, limit) + max(POSITION_SLACK, 3 * block_rows)
@@ -136,7 +140,7 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
     target.attention = attention
     target.pack()
     drafter: Drafter | None = None
-    if config.draft is not None and width > 1:
+    if config.draft is not None and widths[-1] > 1:
         drafter = load_drafter(
             Path(config.draft),
             target,
@@ -146,15 +150,17 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
             config.speculative_domino_exchange,
         )
     drafted = draft_config.backbone if drafter is not None and draft_config is not None else None
-    runner, budget = build_runner(config, target, drafter, drafted, limit, block_rows, width, group)
+    runner, budget = build_runner(
+        config, target, drafter, drafted, limit, block_rows, widths, group
+    )
     logger.info(
-        "%s: %d positions of KV in %d pages, %.0f MiB a rank; context %d; verify width %d",
+        "%s: %d positions of KV in %d pages, %.0f MiB a rank; context %d; verify width %s",
         model.name,
         (budget.num_pages - 1) * config.page_size,
         budget.num_pages,
         budget.bytes / (1 << 20),
         budget.max_length,
-        width,
+        ", ".join(map(str, widths)),
     )
     return Engine(
         runner,
@@ -163,9 +169,32 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
         max_batch_size=config.max_batch_size or default_sizes(config.device).max_batch_size,
         prefill_chunk=config.prefill_chunk or default_sizes(config.device).prefill_chunk,
         max_length=budget.max_length,
-        width=width,
+        widths=_width_policy(config, widths, runner, group),
         prefix_cache=config.prefix_cache,
     )
+
+
+def _widths(config: EngineConfig, block_size: int) -> tuple[int, ...]:
+    """Every width that steps may verify, ascending."""
+    if config.verify_width == AUTO:
+        return auto_widths(block_size)
+    if isinstance(config.verify_width, int):
+        return (config.verify_width,)
+    return (default_verify_width(block_size, config.device),)
+
+
+def _width_policy(
+    config: EngineConfig, widths: tuple[int, ...], runner: Runner, group: Group
+) -> WidthPolicy:
+    """The policy asked for; an adaptive one knows the times of the graphs there are."""
+    if config.verify_width != AUTO:
+        return FixedWidth(widths[0])
+    policy = AdaptiveWidth(widths)
+    if isinstance(runner, PipelinedRunner) and runner.graphs.count:
+        policy = AdaptiveWidth(widths, runner.buckets, runner.time_graphs())
+    if group.size == 1:
+        return policy
+    return RankZeroWidth(policy, group, this_device(config.device, group))
 
 
 def this_device(device: str, group: Group) -> torch.device:
@@ -180,7 +209,7 @@ def build_runner(
     drafted: BackboneConfig | None,
     limit: int,
     block_rows: int,
-    width: int,
+    widths: Sequence[int],
     group: Group,
 ) -> tuple[Runner, KVBudget]:
     """The runner that a settled ``config`` asks for, its KV allocated and its graphs captured.
@@ -189,7 +218,7 @@ def build_runner(
         drafted: sizes of the drafter's backbone, if there is one.
         limit: positions that target and drafter were made for.
         block_rows: positions that a step may write past a request's length.
-        width: the verify width.
+        widths: every verify width that a step may have, ascending.
 
     Raises:
         Refused: KV memory that does not suffice.
@@ -217,14 +246,14 @@ def build_runner(
         default_buckets(batch) if config.cuda_graph else (),
     )
     if config.kv_memory is None and config.device == "cuda":
-        workspace = measure_workspace(runner, min(chunk, longest), width)
+        workspace = measure_workspace(runner, min(chunk, longest), widths[-1])
         free = free_for_kv(target.device, config.mem_fraction_static, workspace)
         budget = plan(least_of(free, group, target.device))
     else:
         budget = plan(_asked_memory(config, sizes) // group.size)
     runner.allocate(budget.num_pages)
     if config.cuda_graph:
-        runner.capture([width])
+        runner.capture(widths)
         logger.info("captured %d graphs in %.1f s", runner.graphs.count, runner.graphs.seconds)
     return runner, budget
 

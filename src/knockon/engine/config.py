@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from knockon.engine.width import AUTO
 from knockon.errors import Refused
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -23,7 +24,8 @@ class EngineConfig:
         dtype: of weights, activations and KV; ``"auto"`` takes what the device is fast in.
         device: ``"cpu"``, ``"cuda"``, or ``"auto"``: a GPU where there is one.
         verify_width: positions the target verifies at a time, 1 (no speculation) to the drafter's
-            block size; ``None`` takes :func:`default_verify_width`.
+            block size; ``"auto"`` chooses each step (:class:`~knockon.engine.width.AdaptiveWidth`);
+            ``None`` takes :func:`default_verify_width`.
         speculative_domino_candidate_pool_size: Domino's ``K``; 0 scores the whole vocabulary.
         speculative_domino_exchange: how base logits cross ranks: ``auto``, ``full`` or ``compact``.
         max_model_len: positions a request may reach; ``None`` for the model's own limit or what
@@ -49,7 +51,7 @@ class EngineConfig:
     tp_size: int = 1
     dtype: str = "auto"
     device: str = "auto"
-    verify_width: int | None = None
+    verify_width: int | str | None = None
     speculative_domino_candidate_pool_size: int = 2048
     speculative_domino_exchange: str = "auto"
     max_model_len: int | None = None
@@ -98,7 +100,11 @@ class EngineConfig:
             0,
         )
         if self.verify_width is not None:
-            _at_least("verify_width", self.verify_width, 1)
+            if isinstance(self.verify_width, str):
+                if self.verify_width != AUTO:
+                    raise Refused("verify_width", self.verify_width, f"an integer or {AUTO!r}")
+            else:
+                _at_least("verify_width", self.verify_width, 1)
             if self.draft is None and self.verify_width != 1:
                 raise Refused("verify_width", self.verify_width, "1 where no draft is given")
         if self.max_model_len is not None:

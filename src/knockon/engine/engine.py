@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from knockon.engine.request import Phase, Request, RequestMetrics, RequestOutput
 from knockon.engine.sampling_params import SamplingParams
 from knockon.engine.scheduler import Scheduler, Step
 from knockon.engine.stopping import Emitted, StopChecker
+from knockon.engine.width import WidthPolicy
 from knockon.errors import Refused
 
 
@@ -43,6 +44,14 @@ class StepOutput:
     finished: RequestOutput | None
 
 
+class _InFlight(NamedTuple):
+    """A launched step, how many requests it verifies, and how many positions of each."""
+
+    flight: Flight
+    batch: int
+    width: int
+
+
 class Engine:
     """Schedules requests over a runner.
 
@@ -50,7 +59,7 @@ class Engine:
         runner: loaded models and their KV.
         tokenizer: a ``transformers`` tokenizer.
         num_pages, max_batch_size, prefill_chunk, max_length, prefix_cache: see ``EngineConfig``.
-        width: the verify width.
+        widths: decides the verify width of each step.
     """
 
     def __init__(
@@ -62,24 +71,24 @@ class Engine:
         max_batch_size: int,
         prefill_chunk: int,
         max_length: int,
-        width: int,
+        widths: WidthPolicy,
         prefix_cache: bool = True,
     ) -> None:
         self.runner = runner
         self.tokenizer = tokenizer
-        self.width = width
+        self.widths = widths
         self.max_length = max_length
-        block = runner.drafter.block_size if runner.drafter is not None and width > 1 else 0
+        block = runner.drafter.block_size if runner.drafter is not None else 0
         self.scheduler = Scheduler(
             PagePool(num_pages, runner.page_size, prefix_cache),
             max_batch_size,
             prefill_chunk,
-            max(width, block),
+            max(widths.widths[-1], block),
             max_length,
         )
         self._stops: dict[str, StopChecker] = {}
         self._tally = Tally()
-        self._in_flight: deque[tuple[Flight, int]] = deque()  # oldest first, with their widths
+        self._in_flight: deque[_InFlight] = deque()  # oldest first
         self._vocab_size = runner.target.config.vocab_size
         self._eos = runner.target.config.eos_token_ids
 
@@ -133,8 +142,10 @@ class Engine:
             now = time.perf_counter()
             for chunk in work.prefill:
                 chunk.request.start_time = chunk.request.start_time or now
-            self._in_flight.append((self.runner.launch(work, self.width), self.width))
-            self._take_off(work)
+            width = self.widths.choose(len(work.decode)) if work.decode else 1
+            flight = self.runner.launch(work, width)
+            self._in_flight.append(_InFlight(flight, len(work.decode), width))
+            self._take_off(work, width)
             return outputs + self._land(self.runner.lag)
         return outputs + self._land(0)
 
@@ -144,7 +155,7 @@ class Engine:
             request.params.needs_history for request in self.scheduler.running
         )
 
-    def _take_off(self, work: Step) -> None:
+    def _take_off(self, work: Step, width: int) -> None:
         """Note what a launched step does to its requests, as far as that is known beforehand."""
         for chunk in work.prefill:
             request = chunk.request
@@ -155,16 +166,20 @@ class Engine:
                 request.flights += request.is_new
         for request in work.decode:
             request.flights += 1
-            request.ahead += self.width
+            request.ahead += width
         if work.decode:
-            self._tally.step(len(work.decode), self.width, self.runner.drafter)
+            self._tally.step(len(work.decode), width, self.runner.drafter)
 
     def _land(self, leave: int) -> list[StepOutput]:
         """Take in steps in flight, oldest first, until ``leave`` of them are left."""
         outputs: list[StepOutput] = []
         while len(self._in_flight) > leave:
-            flight, width = self._in_flight.popleft()
-            for gain in flight.land():
+            flight, batch, width = self._in_flight.popleft()
+            gains = flight.land()
+            if batch:
+                gained = [len(gain.tokens) for gain in gains if gain.verified]
+                self.widths.record(batch, width, gained, flight.seconds)
+            for gain in gains:
                 request = gain.request
                 request.flights -= 1
                 request.ahead -= width if gain.verified else 0
@@ -182,7 +197,7 @@ class Engine:
 
     def metrics(self) -> EngineMetrics:
         """What was done so far. Reads the device, and takes a collective on several ranks."""
-        return self._tally.snapshot(self.width, self.runner.drafter)
+        return self._tally.snapshot(self.widths.name, self.runner.drafter)
 
     def _register(self, request: Request) -> None:
         """Offer full pages below the verified length to the prefix cache."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -32,7 +33,13 @@ class Gain(NamedTuple):
 
 
 class Flight(Protocol):
-    """A launched step."""
+    """A launched step.
+
+    Attributes:
+        seconds: what its verification took, known once it has landed; 0 without one.
+    """
+
+    seconds: float
 
     def land(self) -> list[Gain]:
         """Wait for the step, and tell what every request in it gained."""
@@ -67,6 +74,7 @@ class Landed:
     """A step whose tokens the host has already."""
 
     gains: list[Gain] = field(default_factory=list)
+    seconds: float = 0.0
 
     def land(self) -> list[Gain]:
         """What every request gained."""
@@ -90,17 +98,53 @@ class Awaited(NamedTuple):
     verified: bool
 
 
-class PipelinedFlight:
-    """A step whose tokens are copied to pinned memory behind it."""
+class Clock:
+    """Times what a device does between two points of its stream, without waiting for it."""
 
-    def __init__(self, parts: Sequence[Awaited], event: torch.cuda.Event | None) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        if self._on_gpu:
+            self._began = torch.cuda.Event(enable_timing=True)
+            self._ended = torch.cuda.Event(enable_timing=True)
+        self._seconds = 0.0
+
+    def start(self) -> None:
+        """From here."""
+        if self._on_gpu:
+            self._began.record()
+        self._seconds = time.perf_counter()
+
+    def stop(self) -> None:
+        """To here."""
+        if self._on_gpu:
+            self._ended.record()
+        self._seconds = time.perf_counter() - self._seconds
+
+    def read(self) -> float:
+        """Wait for the second point; seconds."""
+        if not self._on_gpu:
+            return self._seconds
+        self._ended.synchronize()
+        milliseconds: float = self._began.elapsed_time(self._ended)
+        return milliseconds / 1000
+
+
+class PipelinedFlight:
+    """A step whose tokens are copied to pinned memory behind it.
+
+    Args:
+        parts: what each of its forwards gave.
+        clock: stopped behind the last of them.
+    """
+
+    def __init__(self, parts: Sequence[Awaited], clock: Clock) -> None:
         self._parts = parts
-        self._event = event
+        self._clock = clock
+        self.seconds = 0.0
 
     def land(self) -> list[Gain]:
         """Wait for the copies, and read them."""
-        if self._event is not None:
-            self._event.synchronize()
+        self.seconds = self._clock.read()
         gains = []
         for requests, packed, logits, verified in self._parts:
             for row, (request, values) in enumerate(zip(requests, packed.tolist(), strict=False)):

@@ -60,6 +60,10 @@ class StepGraphs:
         """Graphs made."""
         return len(self._graphs)
 
+    def items(self) -> Iterable[tuple[GraphKey, CapturedStep]]:
+        """Every graph with what it was made for."""
+        return self._graphs.items()
+
     def get(self, key: GraphKey, slots: Tensor, idle: int, run: Run) -> CapturedStep:
         """The graph for ``key``, captured now if it is not there yet.
 

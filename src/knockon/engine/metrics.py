@@ -14,7 +14,8 @@ class EngineMetrics:
 
     Attributes:
         draft: ``"domino"`` or ``"dflash"``; ``None`` where nothing is drafted.
-        verify_width: positions verified at a time.
+        verify_width: positions verified at a time, or ``"auto"``.
+        widths: steps by the width they verified.
         candidate_pool_size: Domino's ``K`` in force, 0 for the whole vocabulary; ``None`` for
             other drafters.
         implementation: ``"fused"`` where Domino's rollout runs the GPU kernels, ``"plain"`` where
@@ -32,7 +33,8 @@ class EngineMetrics:
     """
 
     draft: str | None
-    verify_width: int
+    verify_width: int | str
+    widths: dict[int, int]
     candidate_pool_size: int | None
     implementation: str | None
     why_plain: str
@@ -58,12 +60,14 @@ class Tally:
 
     steps: int = 0
     blocks: int = 0
+    widths: Counter[int] = field(default_factory=Counter)
     exchanges: Counter[str] = field(default_factory=Counter)
     accept_lengths: Counter[int] = field(default_factory=Counter)
 
     def step(self, batch: int, width: int, drafter: Drafter | None) -> None:
         """Count a decode step of ``batch`` requests, and the exchange that its sizes decide."""
         self.steps += 1
+        self.widths[width] += 1
         if drafter is None or width == 1:
             return
         self.blocks += batch
@@ -71,12 +75,13 @@ class Tally:
         if exchange is not None:
             self.exchanges[exchange] += 1
 
-    def snapshot(self, width: int, drafter: Drafter | None) -> EngineMetrics:
+    def snapshot(self, width: int | str, drafter: Drafter | None) -> EngineMetrics:
         """Read the device where a count lies there; on several ranks, all must ask together."""
         report = drafter.report() if drafter is not None else None
         return EngineMetrics(
             draft=drafter.name if drafter is not None else None,
             verify_width=width,
+            widths=dict(sorted(self.widths.items())),
             candidate_pool_size=report.pool_size if report is not None else None,
             implementation=report.implementation if report is not None else None,
             why_plain=report.why_plain if report is not None else "",

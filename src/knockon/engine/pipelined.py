@@ -14,7 +14,7 @@ from torch import Tensor
 
 from knockon.drafters.base import Drafter
 from knockon.engine.device_state import DeviceState, stay, upload
-from knockon.engine.flight import Awaited, PipelinedFlight
+from knockon.engine.flight import Awaited, Clock, PipelinedFlight
 from knockon.engine.graphs import CapturedStep, GraphKey, StepGraphs, bucket_of
 from knockon.engine.request import Request
 from knockon.engine.sampling import (
@@ -30,6 +30,7 @@ from knockon.layers.attention import PagedKV, plan_block
 from knockon.models.target import Target
 
 _GREEDY = DrawKind.of([])
+_TIMED_REPLAYS = 5
 
 
 class PipelinedRunner:
@@ -72,6 +73,11 @@ class PipelinedRunner:
         self.graphs = StepGraphs(self.device)
         self._engines = Engines(target, drafter, [], target.group, page_size)
 
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Batch sizes that graphs are made for, ascending."""
+        return tuple(self._slots)
+
     def allocate(self, num_pages: int) -> None:
         """Make the KV, of so many pages, the null page included."""
         slots = num_pages * self.page_size
@@ -85,17 +91,16 @@ class PipelinedRunner:
 
     def launch(self, step: Step, width: int) -> PipelinedFlight:
         """See :class:`~knockon.engine.flight.Runner`."""
+        clock = Clock(self.device)
         with torch.inference_mode():
             self.state.admit([chunk.request for chunk in step.prefill] + step.decode)
             parts = [self._prefill(group) for group in alike(step.prefill)]
             awaited = [part for part in parts if part is not None]
+            clock.start()
             if step.decode:
                 awaited.append(self._decode(step.decode, width))
-        event = None
-        if self.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record()
-        return PipelinedFlight(awaited, event)
+            clock.stop()
+        return PipelinedFlight(awaited, clock)
 
     def capture(self, widths: Sequence[int], progress: Iterator[None] | None = None) -> None:
         """Make the graphs of greedy steps for every bucket; others are made when first needed.
@@ -110,6 +115,21 @@ class PipelinedRunner:
                 self._graph(GraphKey(bucket, width, _GREEDY))
                 if progress is not None:
                     next(progress, None)
+
+    def time_graphs(self) -> dict[tuple[int, int], float]:
+        """Seconds of every graph by ``(bucket, width)``, on idle slots: no context to read."""
+        with torch.inference_mode():
+            found = {}
+            for key, graph in self.graphs.items():
+                self._fill(key.bucket, [])
+                graph.replay()
+                clock = Clock(self.device)
+                clock.start()
+                for _ in range(_TIMED_REPLAYS):
+                    graph.replay()
+                clock.stop()
+                found[key.bucket, key.width] = clock.read() / _TIMED_REPLAYS
+            return found
 
     def rehearse(self, rows: int, width: int) -> None:
         """Run the largest prefill and the largest step on idle slots, for their memory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,12 +69,13 @@ class ModelRunner:
             if first is not None:
                 tokens = first.accepted.tokens[0].tolist()
                 gains.append(Gain(chunk.request, tokens, first.logits[0], verified=False))
+        began = time.perf_counter()
         if step.decode:
             accepted, logits = self.decode(step.decode, width)
             rows = zip(accepted.tokens.tolist(), accepted.lengths.tolist(), strict=True)
             for row, (tokens, gained) in enumerate(rows):
                 gains.append(Gain(step.decode[row], tokens[:gained], logits[row], verified=True))
-        return Landed(gains)
+        return Landed(gains, time.perf_counter() - began)
 
     @torch.inference_mode()
     def prefill(self, chunk: PrefillChunk) -> FirstToken | None:

@@ -1,0 +1,84 @@
+"""Traces of a width policy's steps: recorded, kept as JSON lines, replayed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from knockon.engine.width import WidthPolicy
+from knockon.errors import Refused
+
+
+@dataclass(frozen=True)
+class WidthStep:
+    """One decode step: requests, the width run, each request's accept length, the step's time."""
+
+    batch: int
+    width: int
+    accept_lengths: list[int]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the step gained."""
+        return sum(self.accept_lengths)
+
+
+class TracedWidth:
+    """A policy whose steps are kept, in ``steps``; it decides as the one it holds."""
+
+    def __init__(self, policy: WidthPolicy) -> None:
+        self.policy = policy
+        self.name = policy.name
+        self.widths = policy.widths
+        self.steps: list[WidthStep] = []
+
+    def choose(self, batch: int) -> int:
+        return self.policy.choose(batch)
+
+    def record(self, batch: int, width: int, accept_lengths: Sequence[int], seconds: float) -> None:
+        self.steps.append(WidthStep(batch, width, list(accept_lengths), seconds))
+        self.policy.record(batch, width, accept_lengths, seconds)
+
+
+def replay(steps: Iterable[WidthStep], policy: WidthPolicy) -> list[int]:
+    """What a fresh policy would have chosen before each step, told of the steps as they ran."""
+    chosen = []
+    for step in steps:
+        chosen.append(policy.choose(step.batch))
+        policy.record(step.batch, step.width, step.accept_lengths, step.seconds)
+    return chosen
+
+
+def write_trace(steps: Iterable[WidthStep], path: Path) -> None:
+    """One JSON object a line; floats are written so that they read back the same."""
+    path.write_text("".join(json.dumps(asdict(step)) + "\n" for step in steps), "utf-8")
+
+
+def read_trace(path: Path) -> list[WidthStep]:
+    """The steps of a trace.
+
+    Raises:
+        Refused: a line that is not a step.
+    """
+    steps = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            step = WidthStep(**json.loads(line))
+            valid = (
+                len(step.accept_lengths) == step.batch > 0
+                and all(1 <= length <= step.width for length in step.accept_lengths)
+                and step.seconds > 0
+            )
+        except (TypeError, ValueError):
+            valid = False
+        if not valid:
+            raise Refused(
+                f"{path} line {number}",
+                line[:60],
+                "batch, width, accept_lengths (one a request, 1 to width) and seconds",
+            )
+        steps.append(step)
+    return steps
