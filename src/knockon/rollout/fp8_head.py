@@ -103,7 +103,9 @@ class FP8Head:
             out_dtype=torch.bfloat16,
             use_fast_accum=True,
         )
-        return logits if logits.shape[1] == self.num_rows else logits[:, : self.num_rows].contiguous()
+        return (
+            logits if logits.shape[1] == self.num_rows else logits[:, : self.num_rows].contiguous()
+        )
 
     def plain(self, x: Tensor) -> Tensor:
         """``[N, num_padded]`` BF16: the same in FP32, part of the vocabulary after part."""
