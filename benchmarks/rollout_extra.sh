@@ -5,7 +5,7 @@
 #   bash benchmarks/rollout_extra.sh FOLDER
 #
 # Each table times base and fused stage C, few rounds of each, and is written into FOLDER as .json
-# and .txt as soon as it is there. Set aside about 150 s on an H200. DEVICE, SHAPE, ROUNDS, REPLAYS
+# and .txt as soon as it is there: about three minutes on an H200. DEVICE, SHAPE, ROUNDS, REPLAYS
 # and PYTHON may be set; DEVICE=cpu SHAPE=tiny runs all of them small, by the plain implementation.
 set -euo pipefail
 

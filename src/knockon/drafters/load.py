@@ -121,7 +121,7 @@ def _fp8_copy(target: Target) -> FP8Head:
     logger.info(
         "LM head in FP8, for proposals only: %.0f MiB a rank beside the target's own%s",
         head.num_bytes / (1 << 20),
-        "; a CPU multiplies it in FP32, which saves no time" if head.device.type == "cpu" else "",
+        "; a CPU multiplies it in FP32, slower than that" if head.device.type == "cpu" else "",
     )
     return head
 

@@ -91,7 +91,7 @@ def choose_rollout(hardware: Hardware) -> Choice:
 def choose_draft_head(hardware: Hardware) -> Choice:
     """The LM head that proposals are made with, and whether an FP8 copy of it would be faster."""
     if not hardware.gpus:
-        return Choice("auto", "the target's own; a CPU gains nothing from a copy in fp8")
+        return Choice("auto", "the target's own; on a CPU a copy in fp8 is slower")
     major, minor = hardware.gpus[0].capability
     if (major, minor) < FP8_CAPABILITY:
         return Choice("auto", f"the target's own; compute capability {major}.{minor} has no fp8")

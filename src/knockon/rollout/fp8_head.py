@@ -21,8 +21,8 @@ _ROWS_AT_A_TIME = 8192  # widened to FP32, so that no second copy of the head is
 def fp8_obstacle(device: torch.device) -> str:
     """Why FP8 heads cannot run on ``device``; empty where they can.
 
-    A CPU multiplies what the codes stand for in FP32, which shows what a GPU proposes and saves no
-    time.
+    A CPU multiplies the codes in FP32, which shows what a GPU proposes but is slower than the head
+    itself.
     """
     if device.type == "cpu":
         return ""
@@ -87,7 +87,7 @@ class FP8Head:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits ``[..., num_padded]`` of ``x [..., H]``, contiguous, in the head's dtype."""
-        rows = x.reshape(-1, self.hidden_size)
+        rows = x.reshape(-1, self.hidden_size).contiguous()
         logits = self._scaled_mm(rows) if rows.is_cuda and len(rows) else self.plain(rows)
         return logits.to(self.dtype).view(*x.shape[:-1], self.num_rows)
 
@@ -103,9 +103,7 @@ class FP8Head:
             out_dtype=torch.bfloat16,
             use_fast_accum=True,
         )
-        return (
-            logits if logits.shape[1] == self.num_rows else logits[:, : self.num_rows].contiguous()
-        )
+        return logits[:, : self.num_rows].contiguous()  # no copy where no row is padding
 
     def plain(self, x: Tensor) -> Tensor:
         """``[N, num_padded]`` BF16: the same in FP32, part of the vocabulary after part."""

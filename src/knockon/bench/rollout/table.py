@@ -22,6 +22,8 @@ def print_tables(report: RolloutReport, console: Console) -> None:
         f"Each rank holds {_size(facts.weight_bytes)} of weights (LM head, which serves as the "
         f"embedding too, and Domino head) and {_size(facts.gate_table_bytes)} of gate table{copy}."
     )
+    if facts.fp8_head_bytes:
+        console.print("Beyond base: beyond that of the run's own LM head, for the FP8 head too.")
     for what, count in report.checked.items():
         console.print(f"{what}: {count} proposal ids checked, no difference.")
 
