@@ -13,7 +13,7 @@ from knockon.cli import chat, generate
 from knockon.cli.app import app
 from knockon.engine.engine import StepOutput
 from knockon.errors import Refused
-from tests.tiny_models import TinyDrafter, TinyTarget
+from tests.tiny_models import HIDDEN, TinyDrafter, TinyTarget
 from tests.tiny_tokenizer import VOCAB_SIZE
 
 BAD_LINES = {
@@ -81,7 +81,7 @@ def test_answers_of_a_piped_chat_end_their_lines(monkeypatch, capsys) -> None:
     assert captured.err.count("accept length") == 2
 
 
-def test_json_says_which_exchange_was_taken_and_what_the_table_takes(
+def test_json_says_which_exchange_was_taken_and_what_table_and_fp8_head_take(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = TinyTarget().save(tmp_path / "target")
@@ -91,6 +91,7 @@ def test_json_says_which_exchange_was_taken_and_what_the_table_takes(
     file.write_text('{"prompt": "the end"}\n{"prompt": "an other"}\n')
     arguments = f"generate {model} --file {file} --raw --json --draft {draft} --dtype float32 "
     pool = "--speculative-domino-candidate-pool-size 24 --verify-width 8 "
+    pool += "--speculative-draft-head-dtype fp8 "
     with pytest.raises(SystemExit) as done:
         app((arguments + pool + "--max-tokens 12 --max-model-len 200").split())
     assert done.value.code == 0
@@ -101,6 +102,8 @@ def test_json_says_which_exchange_was_taken_and_what_the_table_takes(
     assert run["exchanges"] == {"full": run["steps"]}
     assert run["gate_table_bytes"] == VOCAB_SIZE * 3 * recipe.gru * 4
     assert run["nan_rows"] == 0
+    padded = -(-VOCAB_SIZE // 16) * 16
+    assert (run["draft_head_dtype"], run["draft_head_bytes"]) == ("fp8", padded * (HIDDEN + 4))
     verifications = len(first["accept_lengths"]) + len(second["accept_lengths"])
     assert sum(run["accept_lengths"].values()) == run["blocks"] == verifications
 

@@ -54,3 +54,12 @@ def test_the_fused_rollout_needs_a_recent_gpu_and_triton(monkeypatch):
     assert found == ["plain", "fused", "plain"]
     monkeypatch.setattr(defaults, "HAS_TRITON", False)
     assert "Triton" in defaults.choose_rollout(new).why
+
+
+@pytest.mark.parametrize(
+    ("capability", "why"), [((9, 0), "half the bytes"), ((8, 9), "half the bytes"), ((8, 0), "8.0")]
+)
+def test_the_reason_for_the_draft_head_says_whether_fp8_would_be_faster(capability, why):
+    choice = defaults.choose_draft_head(machine(gpus=(GPU("a GPU", 2**36, capability),)))
+    assert choice.value == "auto" and why in choice.why
+    assert "slower" in defaults.choose_draft_head(machine()).why

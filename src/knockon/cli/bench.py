@@ -90,6 +90,12 @@ def rollout(
             "eager, every rank, B and C."
         ),
     ] = 1095,
+    draft_head_dtype: Annotated[
+        str,
+        typer.Option(
+            help="auto: the LM head of --dtype. fp8: base and C once more, with an FP8 copy of it."
+        ),
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Fixes weights and inputs.")] = 0,
     as_json: Annotated[
         Path | None, typer.Option("--json", help="Write every number to this file.")
@@ -128,6 +134,7 @@ def rollout(
         replays=replays,
         check_proposals=check_proposals,
         seed=seed,
+        draft_head_dtype=draft_head_dtype,
     )
     for option, path in (("json", as_json), ("plot", plot)):
         if path is not None:

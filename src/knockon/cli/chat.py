@@ -24,6 +24,7 @@ def chat(
     verify_width: options.VerifyWidth = None,
     pool_size: options.PoolSize = 2048,
     exchange: options.Exchange = "auto",
+    draft_head_dtype: options.DraftHeadDtype = "auto",
     max_model_len: options.MaxModelLen = None,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = 0.0,
@@ -55,6 +56,7 @@ def chat(
         verify_width,
         pool_size,
         exchange,
+        draft_head_dtype,
         max_model_len,
     ) as llm:
         if terminal:

@@ -36,6 +36,7 @@ def examine() -> dict[str, Any]:
         "dtype": defaults.choose_dtype(machine),
         "attention": defaults.choose_attention(machine),
         "rollout": defaults.choose_rollout(machine),
+        "draft_head": defaults.choose_draft_head(machine),
         "distributed": defaults.choose_distributed(machine),
     }
     return {

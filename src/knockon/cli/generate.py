@@ -50,6 +50,7 @@ def generate(
     verify_width: options.VerifyWidth = None,
     pool_size: options.PoolSize = 2048,
     exchange: options.Exchange = "auto",
+    draft_head_dtype: options.DraftHeadDtype = "auto",
     max_model_len: options.MaxModelLen = None,
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.0,
@@ -81,6 +82,7 @@ def generate(
         verify_width,
         pool_size,
         exchange,
+        draft_head_dtype,
         max_model_len,
     ) as llm:
         outputs = llm.generate(entries, params)

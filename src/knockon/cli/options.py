@@ -50,6 +50,13 @@ Exchange = Annotated[
         help="How base logits cross ranks: auto, full or compact.",
     ),
 ]
+DraftHeadDtype = Annotated[
+    str,
+    typer.Option(
+        "--speculative-draft-head-dtype",
+        help="LM head that proposes: auto, the target's own, or fp8, a copy beside it.",
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(help="Positions a request may reach.", show_default="the model's own limit"),
@@ -77,6 +84,7 @@ def open_llm(
     verify_width: str | None,
     pool_size: int,
     exchange: str,
+    draft_head_dtype: str,
     max_model_len: int | None,
     **more: Any,
 ) -> LLM:
@@ -92,6 +100,7 @@ def open_llm(
         verify_width=parse_width(verify_width),
         speculative_domino_candidate_pool_size=pool_size,
         speculative_domino_exchange=exchange,
+        speculative_draft_head_dtype=draft_head_dtype,
         max_model_len=max_model_len,
         **more,
     )

@@ -28,6 +28,8 @@ class DraftReport(NamedTuple):
         exchange: as asked for; ``None`` without a rollout.
         gate_table_bytes: memory of the table of input gates.
         nan_rows: rows of base logits that held a NaN, summed over the ranks.
+        head_dtype: of the LM head that proposes: the target's, or ``"fp8"`` for a copy of it.
+        head_bytes: memory of that copy on this rank, 0 without one.
     """
 
     pool_size: int | None = None
@@ -36,6 +38,8 @@ class DraftReport(NamedTuple):
     exchange: str | None = None
     gate_table_bytes: int = 0
     nan_rows: int = 0
+    head_dtype: str = ""
+    head_bytes: int = 0
 
 
 class Drafter(Protocol):

@@ -11,7 +11,7 @@ from knockon.drafters.config import DraftConfig
 from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV
 from knockon.layers.rotary import RotaryEmbedding
 from knockon.models.target import Target
-from knockon.rollout import order
+from knockon.rollout import FP8Head, order
 
 
 class DFlashDrafter:
@@ -23,6 +23,7 @@ class DFlashDrafter:
         target: whose embedding and LM head it borrows.
         backend: attention over the draft KV.
         max_positions: positions that requests may reach; the tables get a block's slack beyond.
+        fp8_head: a copy of the target's LM head to propose with; ``None`` for the head itself.
     """
 
     name = "dflash"
@@ -34,11 +35,13 @@ class DFlashDrafter:
         target: Target,
         backend: AttentionBackend,
         max_positions: int,
+        fp8_head: FP8Head | None = None,
     ) -> None:
         self.config = config
         self.backbone = backbone
         self.target = target
         self.backend = backend
+        self.fp8_head = fp8_head
         self.feature_layers = config.target_layer_ids
         self.block_size = config.block_size
         self.rotary = RotaryEmbedding(
@@ -88,12 +91,16 @@ class DFlashDrafter:
 
     def propose(self, bonus: Tensor, plan: BlockPlan, steps: int) -> Tensor:
         """The argmax of the target's head over ``Z[:, 1:]``; DFlash labels are never shifted."""
-        z = self.draft(bonus, plan)
-        return order.argmax(self.target.logits(z[:, 1 : 1 + steps]))
+        z = self.draft(bonus, plan)[:, 1 : 1 + steps]
+        if self.fp8_head is None:
+            return order.argmax(self.target.logits(z))
+        return order.argmax(self.target.lm_head.gather(self.fp8_head(z)))
 
     def exchange_for(self, batch: int, steps: int) -> None:
         """No rollout, no choice: the LM head gathers its logits."""
 
     def report(self) -> DraftReport:
-        """Nothing of note."""
-        return DraftReport()
+        """The head that proposes, and what a copy of it takes."""
+        if self.fp8_head is None:
+            return DraftReport(head_dtype=str(self.target.dtype).removeprefix("torch."))
+        return DraftReport(head_dtype="fp8", head_bytes=self.fp8_head.num_bytes)

@@ -48,11 +48,11 @@ class DominoDrafter:
         """The rollout's facts; NaN rows are those of all ranks' shards together."""
         nan_rows = self.rollout.nan_rows.clone()
         self.rollout.group.all_reduce(nan_rows)
-        return DraftReport(
-            self.rollout.pool_size,
-            self.rollout.implementation,
-            self.rollout.why_plain,
-            self.rollout.exchange,
-            self.rollout.gate_table_bytes,
-            int(nan_rows),
+        return self.backbone.report()._replace(
+            pool_size=self.rollout.pool_size,
+            implementation=self.rollout.implementation,
+            why_plain=self.rollout.why_plain,
+            exchange=self.rollout.exchange,
+            gate_table_bytes=self.rollout.gate_table_bytes,
+            nan_rows=int(nan_rows),
         )

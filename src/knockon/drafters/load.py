@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from knockon.models.json_file import read_json_object
 from knockon.models.safetensors_source import SafetensorsFolder
 from knockon.models.strict import load_strictly
 from knockon.models.target import Target
-from knockon.rollout import DominoHead, DominoRollout
+from knockon.rollout import DominoHead, DominoRollout, FP8Head
+
+logger = logging.getLogger(__name__)
 
 # Publishers prefix everything with "model.", or put the head under "logit_head.".
 _CONTAINERS = ("model.", "logit_head.")
@@ -45,6 +48,7 @@ def load_drafter(
     max_positions: int,
     pool_size: int = 2048,
     exchange: str = "auto",
+    head_dtype: str = "auto",
 ) -> Drafter:
     """Load the drafter in ``path`` for ``target``.
 
@@ -52,6 +56,8 @@ def load_drafter(
         max_positions: positions that requests may reach (``max_model_len``).
         pool_size: Domino's candidate pool ``K``; 0 scores the whole vocabulary.
         exchange: ``"auto"``, ``"full"`` or ``"compact"``.
+        head_dtype: of the LM head that proposes: ``"auto"`` for the target's own, or ``"fp8"`` for
+            a copy made here.
 
     Raises:
         Refused: a configuration or weights that do not fit the format or the target.
@@ -75,7 +81,8 @@ def load_drafter(
     load_strictly(source, loaders, prefixes=_CONTAINERS)
     backbone.to(target.device)
     backbone.prepare()
-    drafter = DFlashDrafter(config, backbone, target, backend, max_positions)
+    fp8_head = _fp8_copy(target) if head_dtype == "fp8" else None
+    drafter = DFlashDrafter(config, backbone, target, backend, max_positions, fp8_head)
     if config.domino is None:
         return drafter
     domino_head = DominoHead(
@@ -89,7 +96,7 @@ def load_drafter(
     rollout = DominoRollout(
         domino_head,
         target.embedding.weight,
-        target.lm_head.local,
+        fp8_head or target.lm_head.local,
         target.vocab_shard,
         target.group,
         pool_size=pool_size,
@@ -107,6 +114,16 @@ def head_shapes(domino: DominoConfig, hidden: int, vocab: int) -> dict[str, tupl
         "embed_proj.0.weight": (correction, hidden + gru),
         "embed_proj.2.weight": (vocab, correction),
     }
+
+
+def _fp8_copy(target: Target) -> FP8Head:
+    head = FP8Head(target.lm_head.weight)
+    logger.info(
+        "LM head in FP8, for proposals only: %.0f MiB a rank beside the target's own%s",
+        head.num_bytes / (1 << 20),
+        "; a CPU multiplies it in FP32, slower than that" if head.device.type == "cpu" else "",
+    )
+    return head
 
 
 def _taker(

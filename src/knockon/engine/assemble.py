@@ -33,9 +33,11 @@ from knockon.engine.width import AUTO, AdaptiveWidth, FixedWidth, WidthPolicy, a
 from knockon.errors import Refused
 from knockon.layers.attention import PagedBackend, SdpaBackend
 from knockon.models.catalog import resolve
+from knockon.models.config import ModelConfig
 from knockon.models.target import POSITION_SLACK, Target, load_target, read_config
 from knockon.models.tokenizer import load_tokenizer
 from knockon.parallel import Group, HeadShard
+from knockon.rollout.fp8_head import MULTIPLE, fp8_obstacle
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,8 @@ def check(config: EngineConfig) -> EngineConfig:
 
     Raises:
         Refused: names that resolve to nothing, a drafter made for another model, heads that cannot
-            be dealt to ``tp_size`` ranks, a verify width above the block size.
+            be dealt to ``tp_size`` ranks, a verify width above the block size, an FP8 draft head
+            where there can be none.
     """
     model = resolve(config.model)
     target = read_config(model)
@@ -64,7 +67,10 @@ def check(config: EngineConfig) -> EngineConfig:
             )
         if isinstance(config.verify_width, int):
             check_verify_width(config.verify_width, drafter.block_size)
-    return settle(config).replace(model=str(model), draft=str(draft) if draft else None)
+    settled = settle(config)
+    if settled.speculative_draft_head_dtype == "fp8":
+        _check_fp8_head(settled, target)
+    return settled.replace(model=str(model), draft=str(draft) if draft else None)
 
 
 def settle(config: EngineConfig) -> EngineConfig:
@@ -109,6 +115,19 @@ def settle(config: EngineConfig) -> EngineConfig:
     )
 
 
+def _check_fp8_head(config: EngineConfig, target: ModelConfig) -> None:
+    """Refuse an FP8 head that the dtype, the device or the model's width cannot have."""
+    field = "speculative_draft_head_dtype"
+    if config.dtype == "float64":
+        raise Refused(field, "fp8", "auto where dtype is float64")
+    obstacle = fp8_obstacle(torch.device(config.device))
+    if obstacle:
+        raise Refused(field, "fp8", "auto on this device", obstacle)
+    if target.hidden_size % MULTIPLE:
+        wanted = f"auto where hidden_size, {target.hidden_size}, is no multiple of {MULTIPLE}"
+        raise Refused(field, "fp8", wanted)
+
+
 def build_engine(config: EngineConfig, group: Group) -> Engine:
     """Load models onto this rank and make its engine.
 
@@ -148,6 +167,7 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
             config.max_model_len or limit,
             config.speculative_domino_candidate_pool_size,
             config.speculative_domino_exchange,
+            config.speculative_draft_head_dtype,
         )
     drafted = draft_config.backbone if drafter is not None and draft_config is not None else None
     runner, budget = build_runner(

@@ -11,6 +11,7 @@ from knockon.errors import Refused
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 EXCHANGES = ("auto", "full", "compact")
+DRAFT_HEAD_DTYPES = ("auto", "fp8")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class EngineConfig:
             ``None`` takes :func:`default_verify_width`.
         speculative_domino_candidate_pool_size: Domino's ``K``; 0 scores the whole vocabulary.
         speculative_domino_exchange: how base logits cross ranks: ``auto``, ``full`` or ``compact``.
+        speculative_draft_head_dtype: of the LM head that proposes: ``auto`` for the target's own,
+            ``fp8`` for a copy of it in FP8. The target's own head always verifies.
         max_model_len: positions a request may reach; ``None`` for the model's own limit or what
             the KV memory holds, whichever is less.
         max_batch_size: requests computed at once; ``None`` for 32 on CPUs and 64 on GPUs.
@@ -54,6 +57,7 @@ class EngineConfig:
     verify_width: int | str | None = None
     speculative_domino_candidate_pool_size: int = 2048
     speculative_domino_exchange: str = "auto"
+    speculative_draft_head_dtype: str = "auto"
     max_model_len: int | None = None
     max_batch_size: int | None = None
     page_size: int = 16
@@ -89,6 +93,7 @@ class EngineConfig:
                 self.speculative_domino_exchange,
                 f"one of {', '.join(EXCHANGES)}",
             )
+        _refuse_draft_head(self)
         for name in ("tp_size", "page_size"):
             _at_least(name, getattr(self, name), 1)
         for name in ("max_batch_size", "kv_memory", "prefill_chunk"):
@@ -113,6 +118,16 @@ class EngineConfig:
     def replace(self, **changes: Any) -> EngineConfig:
         """A copy with some settings changed, checked again."""
         return dataclasses.replace(self, **changes)
+
+
+def _refuse_draft_head(config: EngineConfig) -> None:
+    field, found = "speculative_draft_head_dtype", config.speculative_draft_head_dtype
+    if found not in DRAFT_HEAD_DTYPES:
+        raise Refused(field, found, f"one of {', '.join(DRAFT_HEAD_DTYPES)}")
+    if found == "auto":
+        return
+    if config.draft is None:
+        raise Refused(field, found, "auto where no draft is given")
 
 
 def _at_least(name: str, value: object, low: int) -> None:

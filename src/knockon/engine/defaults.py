@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from knockon.engine.hardware import Hardware
+from knockon.rollout.fp8_head import LEAST_CAPABILITY as FP8_CAPABILITY
 from knockon.rollout.fused.choose import LEAST_CAPABILITY
 from knockon.triton_backend import HAS_TRITON
 
@@ -85,6 +86,16 @@ def choose_rollout(hardware: Hardware) -> Choice:
     if major < LEAST_CAPABILITY:
         return Choice("plain", f"compute capability {major}.{minor} is too old for the kernels")
     return Choice("fused", "Triton kernels, where a candidate pool is used (K > 0)")
+
+
+def choose_draft_head(hardware: Hardware) -> Choice:
+    """The LM head that proposals are made with, and whether an FP8 copy of it would be faster."""
+    if not hardware.gpus:
+        return Choice("auto", "the target's own; on a CPU a copy in fp8 is slower")
+    major, minor = hardware.gpus[0].capability
+    if (major, minor) < FP8_CAPABILITY:
+        return Choice("auto", f"the target's own; compute capability {major}.{minor} has no fp8")
+    return Choice("auto", "the target's own; fp8 reads half the bytes, from a copy that takes more")
 
 
 def choose_distributed(hardware: Hardware) -> Choice:

@@ -25,6 +25,9 @@ class EngineMetrics:
             ``None`` for other drafters than Domino.
         exchanges: steps by the exchange they took. On one rank ``full`` moves nothing.
         gate_table_bytes: memory of the table of input gates on each rank, 0 without one.
+        draft_head_dtype: of the LM head that proposes: the target's, or ``"fp8"`` for a copy of it;
+            ``None`` where nothing is drafted.
+        draft_head_bytes: memory of that copy on each rank, 0 without one.
         nan_rows: rows of base logits that held a NaN, over all ranks; a row counts once for each
             rank whose shard had one.
         steps: decode steps.
@@ -41,6 +44,8 @@ class EngineMetrics:
     exchange: str | None
     exchanges: dict[str, int]
     gate_table_bytes: int
+    draft_head_dtype: str | None
+    draft_head_bytes: int
     nan_rows: int
     steps: int
     blocks: int
@@ -88,6 +93,8 @@ class Tally:
             exchange=report.exchange if report is not None else None,
             exchanges=dict(self.exchanges),
             gate_table_bytes=report.gate_table_bytes if report is not None else 0,
+            draft_head_dtype=report.head_dtype if report is not None else None,
+            draft_head_bytes=report.head_bytes if report is not None else 0,
             nan_rows=report.nan_rows if report is not None else 0,
             steps=self.steps,
             blocks=self.blocks,

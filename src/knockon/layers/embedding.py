@@ -69,7 +69,10 @@ class LMHead(VocabParallelEmbedding):
 
     def forward(self, x: Tensor) -> Tensor:
         """All logits ``[..., V]`` of ``x [..., H]``, equal on every rank."""
-        logits = self.local(x)
+        return self.gather(self.local(x))
+
+    def gather(self, logits: Tensor) -> Tensor:
+        """Every rank's ``logits [..., num_padded]`` as ``[..., V]``, padding removed."""
         if self.group.size == 1:
             return logits[..., : self.shard.vocab_size]
         out = logits.new_empty((self.group.size, *logits.shape))

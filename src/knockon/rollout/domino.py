@@ -28,6 +28,7 @@ from knockon.rollout.correction import (
     reads_in_parts,
 )
 from knockon.rollout.exchange import EXCHANGES, Exchange, choose_exchange
+from knockon.rollout.fp8_head import FP8Head
 from knockon.rollout.fused.block import FusedBlock
 from knockon.rollout.fused.choose import choose_implementation
 from knockon.rollout.gates import (
@@ -44,6 +45,7 @@ from knockon.rollout.recurrence import Recurrence
 from knockon.rollout.validation import (
     LMHeadLike,
     holds_whole_embedding,
+    refuse_callable,
     refuse_inputs,
     refuse_settings,
 )
@@ -59,7 +61,8 @@ class DominoRollout:
         embedding: the target's ``[V, H]``, or this rank's shard of it: ``num_org`` rows, or
             ``num_padded``.
         lm_head: this rank's ``[num_padded, H]`` tensor, or a callable from ``[N, H]`` to
-            ``[N, num_padded]`` logits already in the head's dtype, e.g. a prepacked CPU head.
+            ``[N, num_padded]`` logits already in the head's dtype, e.g. a prepacked CPU head or an
+            :class:`~knockon.rollout.fp8_head.FP8Head`.
         shard: which ids this rank holds.
         group: the ranks. Construction takes collectives, so all ranks construct together.
         pool_size: ``K``; 0, or ``V`` and more, scores the whole vocabulary.
@@ -180,20 +183,27 @@ class DominoRollout:
         pool_size: int | None = None,
         exchange: str | None = None,
         implementation: str | None = None,
+        lm_head: FP8Head | None = None,
     ) -> DominoRollout:
-        """The same head with other settings; weights and gate table are shared.
+        """The same Domino head with other settings; its weights and gate table are shared.
 
         What is not given stays as it is here. Counters start anew. It takes no collective; every
         rank asks for the same.
 
+        Args:
+            lm_head: an FP8 copy of the LM head, to take base logits from instead.
+
         Raises:
-            Refused: ``pool_size < 0``, an unknown exchange or implementation, or kernels that
-                cannot run.
+            Refused: ``pool_size < 0``, an unknown exchange or implementation, kernels that cannot
+                run, or an LM head that does not fit.
         """
         pool_size = self.pool_size if pool_size is None else pool_size
         exchange = self.exchange if exchange is None else exchange
         refuse_settings(pool_size, exchange)
         other = copy.copy(self)
+        if lm_head is not None:
+            refuse_callable(lm_head, self.head, self.shard)
+            other._logits = lm_head
         other._settle(pool_size, exchange, implementation or self._asked_implementation)
         return other
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from knockon.errors import Refused
 from knockon.parallel import Group, VocabShard
 from knockon.rollout.exchange import EXCHANGES
+from knockon.rollout.fp8_head import FP8Head
 from knockon.rollout.head import FLOAT_DTYPES, DominoHead
 
 LMHeadLike = Tensor | Callable[[Tensor], Tensor]
@@ -48,8 +49,25 @@ def refuse_inputs(
         _refuse_matrix("lm_head", lm_head, head)
         if lm_head.shape[0] != shard.num_padded:
             raise Refused("lm_head rows", lm_head.shape[0], f"num_padded = {shard.num_padded}")
-    elif not callable(lm_head):
+    else:
+        refuse_callable(lm_head, head, shard)
+
+
+def refuse_callable(lm_head: object, head: DominoHead, shard: VocabShard) -> None:
+    """Check an LM head that is no tensor: what an FP8 one says of itself; others are called.
+
+    Raises:
+        Refused: an FP8 head of other sizes or another dtype, or what cannot be called.
+    """
+    if not callable(lm_head):
         raise Refused("lm_head", type(lm_head).__name__, "a tensor or a callable")
+    if isinstance(lm_head, FP8Head):
+        found = (lm_head.num_rows, lm_head.hidden_size)
+        wanted = (shard.num_padded, head.hidden_size)
+        if found != wanted:
+            raise Refused("lm_head shape", found, f"(num_padded, H) = {wanted}")
+        if lm_head.dtype != head.dtype:
+            raise Refused("lm_head dtype", lm_head.dtype, f"{head.dtype}, as the head")
 
 
 def refuse_settings(pool_size: int, exchange: str) -> None:

@@ -40,6 +40,17 @@ def test_graphs_of_every_stage_propose_as_eager_calls():
     assert "CUDA graph replays" in report.method and "CPU" not in report.title
 
 
+def test_graphs_of_an_fp8_head_propose_as_eager_calls():
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no FP8 products")
+    report = run(batches=(1, 8, 64), stages=("base", "C"), draft_head_dtype="fp8")
+    assert [m.variant.label for m in report.measurements[:5]] == [
+        *("base", "C", "fused C"),
+        *("fp8 base", "fp8 fused C"),
+    ]
+    assert report.checked[GRAPH_IS_EAGER] >= 3 * 1095
+
+
 def test_one_rank_of_two_captures_its_local_copies():
     report = run(batches=(1, 8), one_rank_of=2)
     assert [sum(m.collectives.values()) for m in report.measurements] == [0, 1, 1, 2, 1, 2] * 2

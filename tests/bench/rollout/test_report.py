@@ -96,6 +96,25 @@ def test_one_rank_of_several_says_what_it_is():
     assert "local copies of the same size; tokens are not meaningful" in text
 
 
+def test_an_fp8_rollout_stands_beside_the_base_of_the_runs_own_head():
+    both = variants.variants_of(("base", "C"), ("plain", "fused"), "fp8")
+    assert [v.label for v in both] == ["base", "C", "fused C", "fp8 base", "fp8 fused C"]
+    report = published_report()
+    times = tuple(
+        Measurement(8, v, ((ms,),), {}, {}, 5)
+        for v, ms in zip(both, (1.0, 3.0, 2.0, 0.5, 0.9), strict=True)
+    )
+    settings = replace(report.settings, variants=both, batches=(8,))
+    facts = replace(report.facts, fp8_head_bytes=2 * 10**9)
+    report = replace(report, settings=settings, measurements=times, facts=facts)
+    beyond = [report.beyond_base(m) for m in times]
+    assert beyond[0] is beyond[3] is None
+    assert beyond[1:3] == [2.0, 1.0] and beyond[4] == pytest.approx(-0.1)
+    assert [row["lm_head"] for row in report.to_json()["results"]] == ["auto"] * 3 + ["fp8"] * 2
+    text = " ".join(printed(report).split())
+    assert "fp8 fused C" in text and "-0.100" in text and "2 GB of LM head in FP8" in text
+
+
 def test_implementations_stand_side_by_side(monkeypatch):
     monkeypatch.setattr(variants, "IMPLEMENTATIONS", ("plain", "other"))
     both = variants.variants_of(("base", "C"), ("plain", "other"))

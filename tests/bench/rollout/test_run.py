@@ -76,6 +76,15 @@ def test_one_rank_of_two_does_a_ranks_work_with_local_copies(dtype):
     assert "one rank of 2" in report.method
 
 
+def test_an_fp8_head_is_rolled_out_beside_the_runs_own():
+    report = run(draft_head_dtype="fp8", batches=(2,), stages=("base", "C"), tp_size=2)
+    assert [m.variant.label for m in report.measurements] == ["base", "C", "fp8 base", "fp8 C"]
+    own, fp8 = (report.at(2, "C", "plain", head) for head in ("auto", "fp8"))
+    assert own.collectives == fp8.collectives and own.collective_bytes == fp8.collective_bytes
+    assert report.facts.fp8_head_bytes == 4096 * (128 + 4)
+    assert report.checked == {RANKS_AGREE: 2 * 3 * 2 * 15}
+
+
 def test_more_ranks_than_gpus_are_refused_with_both_numbers(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -65,6 +65,15 @@ def test_what_is_left_out_depends_on_the_device():
     assert [v.label for v in on_cpu.variants] == ["base", "A", "B", "C"]
 
 
+def test_an_fp8_head_adds_base_and_c_once_more():
+    settings = settle(device="cpu", draft_head_dtype="fp8")
+    assert [v.label for v in settings.variants] == [
+        *("base", "A", "B", "C"),
+        *("fp8 base", "fp8 C"),
+    ]
+    assert [v.head for v in settings.variants] == ["auto"] * 4 + ["fp8"] * 2
+
+
 @pytest.mark.parametrize(
     ("field", "options"),
     (
@@ -89,6 +98,9 @@ def test_what_is_left_out_depends_on_the_device():
         ("replays", {"replays": 0}),
         ("check_proposals", {"check_proposals": 0}),
         ("seed", {"seed": -1}),
+        ("draft_head_dtype", {"draft_head_dtype": "fp4"}),
+        ("draft_head_dtype", {"draft_head_dtype": "fp8", "stages": ("A", "B")}),
+        ("draft_head_dtype", {"draft_head_dtype": "fp8", "dtype": "float64"}),
     ),
 )
 def test_what_cannot_be_done_is_refused_by_field(field, options):

@@ -21,7 +21,7 @@ from knockon.bench.rollout.variants import (
 )
 from knockon.bench.rollout.weights import StaticInputs, random_weights
 from knockon.parallel import Group, SingleRank, TorchGroup, VocabShard
-from knockon.rollout import DominoRollout
+from knockon.rollout import DominoRollout, FP8Head
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class RankFacts:
     collectives_by: str
     weight_bytes: int
     gate_table_bytes: int
+    fp8_head_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,9 @@ class RolloutRank:
             sharded_embedding=ranks > 1,
             shards=[VocabShard.deal(shape.vocab_size, ranks, r) for r in range(ranks)],
         )
+        self._fp8_head: FP8Head | None = None
+        if any(variant.head == "fp8" for variant in settings.variants):
+            self._fp8_head = FP8Head(self._weights.vocab_rows)
         self._inputs: StaticInputs | None = None
         self._runs: list[Callable[[], Tensor]] = []
 
@@ -95,6 +99,7 @@ class RolloutRank:
             collectives_by=_carrier(self._group.inner, on_gpu),
             weight_bytes=sum(t.numel() * t.element_size() for t in tensors),
             gate_table_bytes=self._rollout.gate_table_bytes,
+            fp8_head_bytes=self._fp8_head.num_bytes if self._fp8_head is not None else 0,
         )
 
     def open_batch(self, batch: int) -> None:
@@ -148,13 +153,14 @@ class RolloutRank:
     def _program(self, variant: Variant) -> Program:
         settings, inputs = self.settings, self._opened()
         if not variant.proposes:
+            fp8_head = self._fp8_head if variant.head == "fp8" else None
             return base_program(
                 inputs.draft_hidden,
-                self._weights.vocab_rows,
+                fp8_head or self._weights.vocab_rows,
                 settings.steps,
                 shift_label=settings.shape.shift_label,
             )
-        rollout = rollout_of(variant, self._rollout, settings.pool_size)
+        rollout = rollout_of(variant, self._rollout, settings.pool_size, self._fp8_head)
         return rollout_program(rollout, inputs.draft_hidden, inputs.bonus, settings.steps)
 
     def _tokens(self, variant: Variant, output: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from knockon.bench.rollout.rank import RankFacts
 from knockon.bench.rollout.settings import RolloutSettings
-from knockon.bench.rollout.variants import BASE, STAGES, Variant
+from knockon.bench.rollout.variants import BASE, HEADS, STAGES, Variant
 
 # Each gain is from a stage to a later one, as the three-stage comparison is published.
 GAINS = (("A", "B"), ("B", "C"), ("A", "C"))
@@ -61,13 +61,22 @@ class RolloutReport:
     checked: Mapping[str, int]
     environment: Mapping[str, Any]
 
-    def at(self, batch: int, stage: str, implementation: str) -> Measurement | None:
+    def at(
+        self, batch: int, stage: str, implementation: str, head: str = HEADS[0]
+    ) -> Measurement | None:
         """The measurement of a stage; of base, whatever the implementation."""
         for found in self.measurements:
-            same = found.variant.stage == BASE or found.variant.implementation == implementation
-            if found.batch == batch and found.variant.stage == stage and same:
+            v = found.variant
+            same = v.stage == BASE or v.implementation == implementation
+            if (found.batch, v.stage, v.head) == (batch, stage, head) and same:
                 return found
         return None
+
+    @property
+    def kinds(self) -> tuple[tuple[str, str], ...]:
+        """Implementations and LM heads that took part together, in order."""
+        found = [(v.implementation, v.head) for v in self.settings.variants if v.proposes]
+        return tuple(dict.fromkeys(found)) or ((self.implementations[0], HEADS[0]),)
 
     @property
     def implementations(self) -> tuple[str, ...]:
@@ -101,18 +110,23 @@ class RolloutReport:
             text += f"; the pool is {share:.0%} of the vocabulary, so B and C save little over A"
         return text
 
-    def gains(self, batch: int, implementation: str) -> dict[str, float | None]:
+    def gains(
+        self, batch: int, implementation: str, head: str = HEADS[0]
+    ) -> dict[str, float | None]:
         """Time saved from a stage to the next, in percent of the former; negative is slower."""
         found: dict[str, float | None] = {}
         for start, stop in GAINS:
-            before = self.at(batch, start, implementation)
-            after = self.at(batch, stop, implementation)
+            before = self.at(batch, start, implementation, head)
+            after = self.at(batch, stop, implementation, head)
             gain = None if before is None or after is None else saved(before.ms, after.ms)
             found[f"{start} → {stop}"] = gain
         return found
 
     def beyond_base(self, measured: Measurement) -> float | None:
-        """Milliseconds more than base in the same run, ``None`` where that was not asked for."""
+        """Milliseconds more than base in the same run, ``None`` where that was not asked for.
+
+        Base is that of the run's own LM head, so a rollout with an FP8 head may come to less.
+        """
         base = self.at(measured.batch, BASE, "")
         if base is None or not measured.variant.proposes:
             return None
@@ -167,6 +181,7 @@ class RolloutReport:
             "collectives": dict(found.collectives),
             "collective_bytes": dict(found.collective_bytes),
             "extra_bytes": found.extra_bytes,
+            "lm_head": found.variant.head,
         }
 
 

@@ -69,7 +69,7 @@ def progress_line(found: Measurement) -> str:
     """One line on one variant at one batch size."""
     calls = sum(found.collectives.values())
     return (
-        f"batch {found.batch:>3}  {found.variant.label:<8} {found.ms:8.3f} ms "
+        f"batch {found.batch:>3}  {found.variant.label:<11} {found.ms:8.3f} ms "
         f"({min(found.slowest_rank):.3f} to {max(found.slowest_rank):.3f}), "
         f"{calls} collective{'' if calls == 1 else 's'}"
     )

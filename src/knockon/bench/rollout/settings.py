@@ -9,8 +9,9 @@ from math import ceil
 import torch
 
 from knockon.bench.rollout.shapes import RolloutShape, find_shape
-from knockon.bench.rollout.variants import IMPLEMENTATIONS, STAGES, Variant, variants_of
+from knockon.bench.rollout.variants import HEADS, IMPLEMENTATIONS, STAGES, Variant, variants_of
 from knockon.errors import Refused
+from knockon.rollout.fp8_head import MULTIPLE, fp8_obstacle
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 ROUNDS = {"cuda": 5, "cpu": 3}
@@ -75,6 +76,7 @@ def settle(
     replays: int | None = None,
     check_proposals: int = 1095,
     seed: int = 0,
+    draft_head_dtype: str = HEADS[0],
 ) -> RolloutSettings:
     """Fill in what depends on the device, and check everything.
 
@@ -83,6 +85,7 @@ def settle(
         dtype: ``"auto"`` is ``bfloat16`` on CUDA and ``float32`` on a CPU.
         implementations: by default all that run on the device in the dtype.
         steps: by default ``L - 1``.
+        draft_head_dtype: ``"fp8"`` adds base and C with an FP8 copy of the LM head.
 
     Raises:
         Refused: a value outside what is accepted, naming the field.
@@ -120,6 +123,10 @@ def settle(
         _at_least("one_rank_of", one_rank_of, 2)
         if tp_size != 1:
             raise Refused("tp_size", tp_size, "1 with --one-rank-of, which is a single process")
+    if draft_head_dtype not in HEADS:
+        raise Refused("draft_head_dtype", draft_head_dtype, f"one of {', '.join(HEADS)}")
+    if draft_head_dtype == "fp8":
+        _refuse_fp8(found, device, dtype, stages)
     ranks = one_rank_of or tp_size
     if ranks > found.vocab_size:
         raise Refused("tp_size", ranks, f"at most V = {found.vocab_size}")
@@ -130,7 +137,7 @@ def settle(
         tp_size=_at_least("tp_size", tp_size, 1),
         one_rank_of=one_rank_of,
         batches=tuple(batches),
-        variants=variants_of(stages, implementations),
+        variants=variants_of(stages, implementations, draft_head_dtype),
         pool_size=pool_size,
         steps=steps,
         rounds=_at_least("rounds", ROUNDS[device] if rounds is None else rounds, 1),
@@ -155,6 +162,18 @@ def parse_batches(text: str) -> tuple[int, ...]:
 def parse_names(text: str) -> tuple[str, ...]:
     """``"base,A"`` to its parts."""
     return tuple(part.strip() for part in text.split(","))
+
+
+def _refuse_fp8(shape: RolloutShape, device: str, dtype: str, stages: Sequence[str]) -> None:
+    obstacle = fp8_obstacle(torch.device(device))
+    if not {"base", "C"} & set(stages):
+        obstacle = f"it is timed in stages base and C; stages are {','.join(stages)}"
+    elif dtype == "float64":
+        obstacle = "dtype is float64"
+    elif shape.hidden_size % MULTIPLE:
+        obstacle = f"H = {shape.hidden_size} is no multiple of {MULTIPLE}"
+    if obstacle:
+        raise Refused("draft_head_dtype", "fp8", "auto here", obstacle)
 
 
 def _each_once(field: str, found: Sequence[str], known: Sequence[str]) -> None:

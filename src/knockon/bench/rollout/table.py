@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from knockon.bench.rollout.report import GAINS, Measurement, RolloutReport
-from knockon.bench.rollout.variants import BASE, STAGES
+from knockon.bench.rollout.variants import BASE, HEADS, STAGES
 
 
 def print_tables(report: RolloutReport, console: Console) -> None:
@@ -17,10 +17,13 @@ def print_tables(report: RolloutReport, console: Console) -> None:
     console.print(gains_table(report))
     console.print(cost_table(report))
     facts = report.facts
+    copy = f" and {_size(facts.fp8_head_bytes)} of LM head in FP8" if facts.fp8_head_bytes else ""
     console.print(
         f"Each rank holds {_size(facts.weight_bytes)} of weights (LM head, which serves as the "
-        f"embedding too, and Domino head) and {_size(facts.gate_table_bytes)} of gate table."
+        f"embedding too, and Domino head) and {_size(facts.gate_table_bytes)} of gate table{copy}."
     )
+    if facts.fp8_head_bytes:
+        console.print("Beyond base: beyond that of the run's own LM head, for the FP8 head too.")
     for what, count in report.checked.items():
         console.print(f"{what}: {count} proposal ids checked, no difference.")
 
@@ -42,7 +45,7 @@ def times_table(report: RolloutReport) -> Table:
 def gains_table(report: RolloutReport) -> Table:
     """Percent saved from stage to stage, and milliseconds beyond base."""
     table = Table(title="Time saved from stage to stage, and ms beyond base", title_justify="left")
-    several = len(report.implementations) > 1
+    several = len(report.kinds) > 1
     table.add_column("batch", justify="right")
     if several:
         table.add_column("implementation")
@@ -52,12 +55,13 @@ def gains_table(report: RolloutReport) -> Table:
     for stage in stages:
         table.add_column(f"{stage} beyond base", justify="right")
     for batch in report.settings.batches:
-        for implementation in report.implementations:
-            row = [str(batch), *([implementation] if several else [])]
-            for gain in report.gains(batch, implementation).values():
+        for implementation, head in report.kinds:
+            name = implementation if head == HEADS[0] else f"{head} {implementation}"
+            row = [str(batch), *([name] if several else [])]
+            for gain in report.gains(batch, implementation, head).values():
                 row.append("-" if gain is None else f"{gain:.1f}%")
             for stage in stages:
-                found = report.at(batch, stage, implementation)
+                found = report.at(batch, stage, implementation, head)
                 beyond = None if found is None else report.beyond_base(found)
                 row.append("-" if beyond is None else f"{beyond:.3f}")
             table.add_row(*row)
