@@ -25,8 +25,8 @@ from knockon.layers.rotary import RopeConfig, apply_rotary
 from knockon.parallel import Group, HeadShard, deal
 
 Attend = Callable[[int, Tensor], Tensor]
-"""``(layer, qkv [B, L, (heads + 2 * kv_heads) * D]) -> [B, L, heads * D]``: a layer's attention from
-its fused projection on. :meth:`DraftLayer.turned_heads` says what is done to the heads."""
+"""``(layer, qkv [B, L, (heads + 2 * kv_heads) * D]) -> [B, L, heads * D]``: a layer's attention
+from its fused projection on; :meth:`DraftLayer.turned_heads` says what is done to the heads."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,7 @@ class DFlashBackbone(nn.Module):
         Returns:
             ``k, v`` of ``[B, T, layers, kv_heads, head_dim]``; keys normed and rotated.
         """
+
         def rotate(heads: Tensor) -> Tensor:
             return apply_rotary(heads, cos, sin)
 

@@ -172,16 +172,21 @@ class Decoder(nn.Module):
             feature_layers: 0-based layers after which the residual stream is kept.
         """
         rotation = Rotation(self.rotary, plan.positions)
-        x, normed = self.layers[0].input_norm.add(self.embedding(token_ids), None)
-        norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+        layers = self.decoder_layers()
+        norms = [*(layer.input_norm for layer in layers), self.norm]
         kept: dict[int, Tensor] = {}
-        for index, (layer, next_norm) in enumerate(zip(self.layers, norms, strict=True)):
+        x, normed = norms[0].add(self.embedding(token_ids), None)
+        for index, layer in enumerate(layers):
             x, delta = layer(x, normed, rotation, kv[index], plan, self.attention)
-            x, normed = next_norm.add(x, delta)
+            x, normed = norms[index + 1].add(x, delta)
             if index in feature_layers:
                 kept[index] = x
         features = torch.cat([kept[i] for i in feature_layers], -1) if feature_layers else None
         return TargetOutput(normed, features)
+
+    def decoder_layers(self) -> list[DecoderLayer]:
+        """The layers, in order."""
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Embeddings ``[..., H]`` of ``ids [...]``."""
@@ -207,8 +212,7 @@ class Decoder(nn.Module):
         }
         if not self.config.tie_word_embeddings:
             loaders["lm_head.weight"] = self.lm_head.load
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer)
+        for index, layer in enumerate(self.decoder_layers()):
             for name, load in layer.loaders().items():
                 loaders[f"model.layers.{index}.{name}"] = load
         return loaders
