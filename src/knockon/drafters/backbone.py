@@ -9,19 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knockon.layers.attention import Visibility
+from knockon.layers.fused.rotate_and_write import HeadNorm
+from knockon.layers.fused.silu_mul import silu_mul
+from knockon.layers.fused.write_context_kv import context_heads
 from knockon.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, Shard
 from knockon.layers.norm import RMSNorm
 from knockon.layers.rotary import RopeConfig, apply_rotary
 from knockon.parallel import Group, HeadShard, deal
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""``(layer, q [B,L,heads,D], k [B,L,kv_heads,D], v [B,L,kv_heads,D]) -> [B,L,heads*D]``."""
+Attend = Callable[[int, Tensor], Tensor]
+"""``(layer, qkv [B, L, (heads + 2 * kv_heads) * D]) -> [B, L, heads * D]``: a layer's attention
+from its fused projection on; :meth:`DraftLayer.turned_heads` says what is done to the heads."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +78,31 @@ class DraftLayer(nn.Module):
         self.gate_up = ColumnParallelLinear(hidden, {"gate": mlp, "up": mlp}, False, dtype)
         self.down = RowParallelLinear(mlp, hidden, dtype, group)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
-        """``x [B, L, H]`` to ``[B, L, H]``."""
-        batch, rows, _ = x.shape
-        q, k, v = self.qkv(self.input_norm(x)).split(self.qkv.sizes, dim=-1)
-        q = self.q_norm(q.reshape(batch, rows, self.heads, self.head_dim))
-        k = self.k_norm(k.reshape(batch, rows, self.kv_heads, self.head_dim))
-        v = v.reshape(batch, rows, self.kv_heads, self.head_dim)
-        out = attend(layer, apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v)
-        x = x + self.o(out)
-        gate, up = self.gate_up(self.post_norm(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+    def forward(
+        self, x: Tensor, normed: Tensor, layer: int, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream ``x [B, L, H]`` and its norm, to the stream and what it still lacks.
+
+        The next norm adds that in the same operation.
+        """
+        x, normed = self.post_norm.add(x, self.o(attend(layer, self.qkv(normed))))
+        return x, self.down(silu_mul(self.gate_up(normed)))
+
+    def turned_heads(
+        self, qkv: Tensor, rotate: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """``q``, ``k`` (normed and rotated) and ``v``, ``[B, L, heads, D]``, of the projection."""
+        q, k, v = (
+            part.reshape(*qkv.shape[:2], -1, self.head_dim)
+            for part in qkv.split(self.qkv.sizes, dim=-1)
+        )
+        return rotate(self.q_norm(q)), rotate(self.k_norm(k)), v
+
+    def head_norms(self) -> HeadNorm:
+        """Both norms' weights, a row a head, for :func:`rotate_and_write`."""
+        q, k = self.q_norm.weight, self.k_norm.weight
+        weight = torch.cat((q.expand(self.heads, -1), k.expand(self.kv_heads, -1)))
+        return HeadNorm(weight.detach(), self.q_norm.eps)
 
     def context_weight(self) -> Tensor:
         """The rows of the fused projection that make keys and values: ``[2 * kv * D, H]``."""
@@ -104,6 +123,18 @@ class DraftLayer(nn.Module):
             "input_layernorm.weight": self.input_norm.load,
             "post_attention_layernorm.weight": self.post_norm.load,
         }
+
+
+class ProjectedContext(NamedTuple):
+    """All draft layers' keys and values before norm and rotation.
+
+    Attributes:
+        projected: ``[B, T, layers * 2 * kv_heads * D]``: for each layer its keys, then its values.
+        k_norm: ``[layers, D]``, weights of the key heads' norms.
+    """
+
+    projected: Tensor
+    k_norm: Tensor
 
 
 class DFlashBackbone(nn.Module):
@@ -134,35 +165,42 @@ class DFlashBackbone(nn.Module):
         Returns:
             ``k, v`` of ``[B, T, layers, kv_heads, head_dim]``; keys normed and rotated.
         """
+
+        def rotate(heads: Tensor) -> Tensor:
+            return apply_rotary(heads, cos, sin)
+
+        context = self.project_context(features)
+        return context_heads(
+            context.projected, context.k_norm, self.config.rms_norm_eps, rotate, self.kv_heads
+        )
+
+    def project_context(self, features: Tensor) -> ProjectedContext:
+        """What :meth:`context_kv` makes keys and values of, from the same ``features``."""
         c = self.hidden_norm(self.fc(features))
         if self._fused is not None:
             linear, k_norm = self._fused
-            projected = linear(c)
-        else:
-            weight, k_norm = self._stack()
-            projected = F.linear(c, weight)
-        dim, n = self.config.head_dim, self.config.num_layers
-        k, v = projected.view(*c.shape[:2], n, 2, self.kv_heads, dim).unbind(3)
-        k = F.rms_norm(k, (dim,), None, self.config.rms_norm_eps) * k_norm
-        k = apply_rotary(k.flatten(2, 3), cos, sin).view(v.shape)
-        return k, v
+            return ProjectedContext(linear(c), k_norm)
+        weight, k_norm = self._stack()
+        return ProjectedContext(F.linear(c, weight), k_norm)
 
     def _stack(self) -> tuple[Tensor, Tensor]:
         """All layers' key and value projections as one weight, and their key norms."""
         layers = self.draft_layers()
         weight = torch.cat([layer.context_weight() for layer in layers])
-        k_norm = torch.stack([layer.k_norm.weight for layer in layers]).unsqueeze(1)
+        k_norm = torch.stack([layer.k_norm.weight for layer in layers])
         return weight, k_norm
 
     def draft_layers(self) -> list[DraftLayer]:
         """The layers, in order."""
         return [layer for layer in self.layers if isinstance(layer, DraftLayer)]
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
         """The block's embeddings ``x [B, L, H]`` to ``Z [B, L, H]``."""
-        for index, layer in enumerate(self.layers):
-            x = layer(x, cos, sin, index, attend)
-        return self.norm(x)
+        delta = None
+        for index, layer in enumerate(self.draft_layers()):
+            x, normed = layer.input_norm.add(x, delta)
+            x, delta = layer(x, normed, index, attend)
+        return self.norm.add(x, delta)[1]
 
     def prepare(self) -> None:
         """Make ready for inference: fuse the context projections and repack weights for the CPU.

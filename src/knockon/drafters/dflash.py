@@ -9,7 +9,10 @@ from knockon.drafters.backbone import DFlashBackbone
 from knockon.drafters.base import DraftReport, KVShape
 from knockon.drafters.config import DraftConfig
 from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV
-from knockon.layers.rotary import RotaryEmbedding
+from knockon.layers.fused.dispatch import fuses
+from knockon.layers.fused.rotate_and_write import rotate_and_write
+from knockon.layers.fused.write_context_kv import write_context_kv
+from knockon.layers.rotary import RotaryEmbedding, Rotation
 from knockon.models.target import Target
 from knockon.rollout import FP8Head, order
 
@@ -53,6 +56,8 @@ class DFlashDrafter:
         self.kv_shape = KVShape(
             config.backbone.num_layers, backbone.kv_heads, config.backbone.head_dim
         )
+        self._head_norms = [layer.head_norms() for layer in backbone.draft_layers()]
+        self._pages = torch.empty(0)
         self._kv: list[PagedKV] = []
         self._masks = torch.full(
             (1, config.block_size - 1), config.mask_token_id, device=target.device
@@ -61,17 +66,17 @@ class DFlashDrafter:
     def bind_kv(self, num_slots: int) -> None:
         """Allocate draft KV for that many slots, indexed as the target's are."""
         layers, kv_heads, head_dim = self.kv_shape
-        self._kv = [
-            PagedKV.allocate(num_slots, kv_heads, head_dim, self.target.dtype, self.target.device)
-            for _ in range(layers)
-        ]
+        # One array for all, so that `observe` writes every layer at once; zeros, as in `PagedKV`.
+        shape = (layers, 2, num_slots, kv_heads, head_dim)
+        self._pages = torch.zeros(shape, dtype=self.target.dtype, device=self.target.device)
+        self._kv = [PagedKV(*pages) for pages in self._pages]
 
     def observe(self, features: Tensor, tokens: Tensor, plan: BlockPlan) -> None:
         """Project the features of rows just run into every draft layer's keys and values."""
-        cos, sin = self.rotary.tables(plan.positions)
-        k, v = self.backbone.context_kv(features, cos, sin)
-        for layer, kv in enumerate(self._kv):
-            self.backend.write(k[:, :, layer], v[:, :, layer], kv, plan)
+        projected, k_norm = self.backbone.project_context(features)
+        rotation = Rotation(self.rotary, plan.positions)
+        eps = self.config.backbone.rms_norm_eps
+        write_context_kv(projected, k_norm, eps, rotation, plan.slots, self._pages)
 
     def draft(self, bonus: Tensor, plan: BlockPlan) -> Tensor:
         """Run the block ``[bonus, mask, …, mask]``: ``Z [B, L, H]``.
@@ -80,14 +85,19 @@ class DFlashDrafter:
         :meth:`observe` overwrites them.
         """
         ids = torch.cat([bonus.unsqueeze(1), self._masks.expand(bonus.shape[0], -1)], dim=1)
-        cos, sin = self.rotary.tables(plan.positions)
+        rotation = Rotation(self.rotary, plan.positions)
+        layers = self.backbone.draft_layers()
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.backend.write(k, v, self._kv[layer], plan)
-            visibility = self.config.backbone.visibility[layer]
-            return self.backend.attend(q, self._kv[layer], plan, visibility)
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            kv, visibility = self._kv[layer], self.config.backbone.visibility[layer]
+            if fuses(qkv):
+                q = rotate_and_write(qkv, rotation, plan.slots, kv, self._head_norms[layer])
+            else:
+                q, k, v = layers[layer].turned_heads(qkv, rotation)
+                self.backend.write(k, v, kv, plan)
+            return self.backend.attend(q, kv, plan, visibility)
 
-        return self.backbone(self.target.embed(ids), cos, sin, attend)
+        return self.backbone(self.target.embed(ids), attend)
 
     def propose(self, bonus: Tensor, plan: BlockPlan, steps: int) -> Tensor:
         """The argmax of the target's head over ``Z[:, 1:]``; DFlash labels are never shifted."""

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knockon.errors import Refused
+from knockon.layers.fused.add_rms_norm import add_rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -20,6 +21,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.shape, self.weight, self.eps)
+
+    def add(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """``x + delta`` (``x`` itself without one) and its norm; ``x`` is left as it is."""
+        return add_rms_norm(x, delta, self.weight, self.eps)
 
     def load(self, full: Tensor) -> None:
         """Copy ``full [size]``."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -175,6 +176,27 @@ class RotaryEmbedding:
     def apply(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """:func:`apply_rotary`."""
         return apply_rotary(x, cos, sin)
+
+
+class Rotation:
+    """The rotation of one forward's rows: called on heads ``[B, T, heads, D]``, it turns them.
+
+    Args:
+        rotary: the model's tables.
+        positions: ``[B, T]`` int64, below their ``max_positions``.
+    """
+
+    def __init__(self, rotary: RotaryEmbedding, positions: Tensor) -> None:
+        self.rotary = rotary
+        self.positions = positions
+
+    @cached_property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """The rows' cos and sin, gathered when first used and shared by the layers."""
+        return self.rotary.tables(self.positions)
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        return apply_rotary(heads, *self.tables)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -6,18 +6,18 @@ vocabulary by rows. Each layer costs two all-reduces.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV, SdpaBackend, Visibility
 from knockon.layers.embedding import LMHead, VocabParallelEmbedding
+from knockon.layers.fused.rotate_and_write import HeadNorm, rotate_and_write
+from knockon.layers.fused.silu_mul import silu_mul
 from knockon.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, Shard
 from knockon.layers.norm import RMSNorm
-from knockon.layers.rotary import RotaryEmbedding
+from knockon.layers.rotary import RotaryEmbedding, Rotation
 from knockon.models.config import ModelConfig
 from knockon.models.strict import Loader
 from knockon.parallel import Group, HeadShard, VocabShard, deal
@@ -68,32 +68,31 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotate: Callable[[Tensor], Tensor],
+        normed: Tensor,
+        rotation: Rotation,
         kv: PagedKV,
         plan: BlockPlan,
         attention: AttentionBackend,
-    ) -> Tensor:
-        """One layer.
+    ) -> tuple[Tensor, Tensor]:
+        """One layer, between two norms of the residual stream.
 
         Args:
             x: the residual stream ``[B, T, H]``; left as it is.
-            rotate: rotary embedding of ``[B, T, heads, head_dim]`` at the rows' positions.
-        """
-        queries, keys = self.heads.head_count, self.heads.kv_count
-        qkv = self.qkv(self.input_norm(x))
-        qkv = qkv.view(x.shape[0], x.shape[1], queries + 2 * keys, self.head_dim)
-        # Query and key heads go through norm and rotation together: half the operations.
-        qk, v = qkv.split_with_sizes((queries + keys, keys), 2)
-        q, k = rotate(self.normalise_heads(qk)).split_with_sizes((queries, keys), 2)
-        attention.write(k, v, kv, plan)
-        attended = attention.attend(q, kv, plan, self.visibility)
-        x = self.output(attended).add_(x)
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return self.down(F.silu(gate).mul_(up)).add_(x)
+            normed: ``input_norm`` of it.
+            rotation: rotary embedding at the rows' positions.
 
-    def normalise_heads(self, qk: Tensor) -> Tensor:
-        """What happens to query and key heads ``[B, T, heads + kv_heads, D]`` before rotation."""
-        return qk
+        Returns:
+            The stream and what is still to be added to it: the next norm does both in one.
+        """
+        qkv = self.qkv(normed)
+        q = rotate_and_write(qkv, rotation, plan.slots, kv, self.head_norms())
+        attended = attention.attend(q, kv, plan, self.visibility)
+        x, normed = self.mlp_norm.add(x, self.output(attended))
+        return x, self.down(silu_mul(self.gate_up(normed)))
+
+    def head_norms(self) -> HeadNorm | None:
+        """How query and key heads are normed before rotation: here, not at all."""
+        return None
 
     def loaders(self) -> dict[str, Loader]:
         """How each checkpoint tensor of the layer is loaded, by its name within the layer."""
@@ -172,19 +171,22 @@ class Decoder(nn.Module):
             kv: one entry a layer.
             feature_layers: 0-based layers after which the residual stream is kept.
         """
-        cos, sin = self.rotary.tables(plan.positions)
-
-        def rotate(heads: Tensor) -> Tensor:
-            return self.rotary.apply(heads, cos, sin)
-
-        x = self.embedding(token_ids)
+        rotation = Rotation(self.rotary, plan.positions)
+        layers = self.decoder_layers()
+        norms = [*(layer.input_norm for layer in layers), self.norm]
         kept: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.layers):
-            x = layer(x, rotate, kv[index], plan, self.attention)
+        x, normed = norms[0].add(self.embedding(token_ids), None)
+        for index, layer in enumerate(layers):
+            x, delta = layer(x, normed, rotation, kv[index], plan, self.attention)
+            x, normed = norms[index + 1].add(x, delta)
             if index in feature_layers:
                 kept[index] = x
         features = torch.cat([kept[i] for i in feature_layers], -1) if feature_layers else None
-        return TargetOutput(self.norm(x), features)
+        return TargetOutput(normed, features)
+
+    def decoder_layers(self) -> list[DecoderLayer]:
+        """The layers, in order."""
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Embeddings ``[..., H]`` of ``ids [...]``."""
@@ -210,8 +212,7 @@ class Decoder(nn.Module):
         }
         if not self.config.tie_word_embeddings:
             loaders["lm_head.weight"] = self.lm_head.load
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer)
+        for index, layer in enumerate(self.decoder_layers()):
             for name, load in layer.loaders().items():
                 loaders[f"model.layers.{index}.{name}"] = load
         return loaders

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knockon.errors import Refused
+from knockon.layers.fused.rotate_and_write import HeadNorm
 from knockon.models.config import ModelConfig
 from knockon.models.decoder import DecoderLayer
 from knockon.models.strict import Loader
@@ -30,9 +30,9 @@ class Qwen3Layer(DecoderLayer):
         shape = (heads.head_count + heads.kv_count, config.head_dim)
         self.head_norm = nn.Parameter(torch.ones(shape, dtype=dtype), requires_grad=False)
 
-    def normalise_heads(self, qk: Tensor) -> Tensor:
+    def head_norms(self) -> HeadNorm:
         """``x / sqrt(mean(x²) + eps)`` over each head, times its norm's weight."""
-        return F.rms_norm(qk, (self.head_dim,), None, self.eps).mul_(self.head_norm)
+        return HeadNorm(self.head_norm, self.eps)
 
     def loaders(self) -> dict[str, Loader]:
         """The shared ones and the two norms."""

@@ -12,6 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from knockon.rollout.fused.argmax import argmax_kernel, argmax_runs_on
+
 # A wider float has room below the narrow one's finite values for what must lose to them:
 # dtype of ranks -> (rank of -inf, rank of NaN); padding is -inf itself.
 _BELOW = {
@@ -111,6 +113,8 @@ def highest_of_rows(rows: Tensor) -> Tensor:
 
 def argmax(logits: Tensor) -> Tensor:
     """The best position along the last dimension, the lowest of ties: ``[..., N] -> [...]``."""
+    if argmax_runs_on(logits):
+        return argmax_kernel(logits)
     if logits.is_cuda and logits.numel() >= _LARGE and logits.shape[-1] % _GROUP == 0:
         return _argmax_by_groups(logits)
     return ranks(logits).argmax(-1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from knockon.drafters.backbone import DFlashBackbone, DraftLayer
 from knockon.drafters.config import DraftConfig
 from knockon.errors import Refused
-from knockon.layers.rotary import RotaryEmbedding
+from knockon.layers.rotary import RotaryEmbedding, apply_rotary
 from knockon.parallel import SingleRank
 from knockon.train.frozen_target import FrozenTarget
 from knockon.train.objective import Anchors, proposal_rows, visibility
@@ -167,7 +167,11 @@ class DraftModule(nn.Module):
             both = torch.cat((context, block), 1).transpose(1, 2)[:, :, None]
             return both.expand(-1, -1, group, -1, -1).flatten(1, 2)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def rotate(heads: Tensor) -> Tensor:
+            return apply_rotary(heads, cos, sin)
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            q, k, v = self.draft_layers[layer].turned_heads(qkv, rotate)
             keys, values = (
                 spread(context_keys[:, :, layer], k),
                 spread(context_values[:, :, layer], v),
@@ -175,7 +179,7 @@ class DraftModule(nn.Module):
             out = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, attn_mask=bias)
             return out.transpose(1, 2).flatten(2)
 
-        return self.backbone(x, cos, sin, attend)
+        return self.backbone(x, attend)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self.rotary.cos.device != positions.device:

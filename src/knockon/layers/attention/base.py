@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from knockon.layers.fused.plan_rows import plan_rows
+
 # A token decoded alone and one inside a block must round alike, so a row has to meet the same
 # number of keys either way: that sets the order in which a CPU's kernels add them up. A lone
 # request's rows are taken in segments, each over its own positions rounded up to the first number.
@@ -40,6 +42,11 @@ class PagedKV(NamedTuple):
             torch.zeros(shape, dtype=dtype, device=device),
             torch.zeros(shape, dtype=dtype, device=device),
         )
+
+    def write(self, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        """Store ``k, v [B, T, kv_heads, head_dim]`` at ``slots [B * T]``."""
+        self.k.index_copy_(0, slots, k.flatten(0, 1))
+        self.v.index_copy_(0, slots, v.flatten(0, 1))
 
 
 class Visibility(NamedTuple):
@@ -167,19 +174,9 @@ def plan_block(
         counts: ``[B]`` int64, how many of the ``T`` rows each request has; by default all. The
             others repeat its first position and are written to the null page.
     """
-    offsets = torch.arange(rows, device=starts.device)
-    positions = starts.unsqueeze(1) + offsets
-    held = None
-    if counts is not None:
-        held = offsets < counts.unsqueeze(1)
-        positions = torch.where(held, positions, starts.unsqueeze(1))
-    pages = positions // page_size
-    inside = pages < page_table.shape[1]
-    held = inside if held is None else held & inside
-    page = page_table.gather(1, pages.clamp(max=page_table.shape[1] - 1))
-    slots = page.where(held, NULL_PAGE) * page_size + positions % page_size
+    positions, slots = plan_rows(page_table, page_size, starts, rows, counts, NULL_PAGE)
     segments = () if context is None else cut(rows, context, lone=len(page_table) == 1)
-    return BlockPlan(positions, slots.flatten(), page_table, page_size, segments, first_slot)
+    return BlockPlan(positions, slots, page_table, page_size, segments, first_slot)
 
 
 def cut(rows: int, context: int, lone: bool) -> tuple[Segment, ...]:

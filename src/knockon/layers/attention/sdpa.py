@@ -24,8 +24,7 @@ class SdpaBackend:
 
     def write(self, k: Tensor, v: Tensor, kv: PagedKV, plan: BlockPlan) -> None:
         """Store ``k, v [B, T, kv_heads, head_dim]`` at ``plan.slots``."""
-        kv.k.index_copy_(0, plan.slots, k.flatten(0, 1))
-        kv.v.index_copy_(0, plan.slots, v.flatten(0, 1))
+        kv.write(k, v, plan.slots)
 
     def attend(self, q: Tensor, kv: PagedKV, plan: BlockPlan, visibility: Visibility) -> Tensor:
         """``q [B, T, heads, head_dim]`` to ``[B, T, heads * head_dim]``; scale 1/sqrt(head_dim)."""
