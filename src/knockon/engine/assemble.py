@@ -29,6 +29,7 @@ from knockon.engine.memory import KVBudget, free_for_kv, least_of, measure_works
 from knockon.engine.pipelined import PipelinedRunner
 from knockon.engine.rank_zero_width import RankZeroWidth
 from knockon.engine.runner import ModelRunner
+from knockon.engine.speculate import Accept, accept_drawn
 from knockon.engine.width import AUTO, AdaptiveWidth, FixedWidth, WidthPolicy, auto_widths
 from knockon.errors import Refused
 from knockon.layers.attention import PagedBackend, SdpaBackend
@@ -231,6 +232,7 @@ def build_runner(
     block_rows: int,
     widths: Sequence[int],
     group: Group,
+    accept: Accept = accept_drawn,
 ) -> tuple[Runner, KVBudget]:
     """The runner that a settled ``config`` asks for, its KV allocated and its graphs captured.
 
@@ -239,6 +241,7 @@ def build_runner(
         limit: positions that target and drafter were made for.
         block_rows: positions that a step may write past a request's length.
         widths: every verify width that a step may have, ascending.
+        accept: see :class:`~knockon.engine.speculate.Engines`.
 
     Raises:
         Refused: KV memory that does not suffice.
@@ -255,7 +258,8 @@ def build_runner(
 
     if not config.overlap_schedule:
         budget = plan(_asked_memory(config, sizes) // group.size)
-        return ModelRunner(target, drafter, budget.num_pages, config.page_size), budget
+        pages, size = budget.num_pages, config.page_size
+        return ModelRunner(target, drafter, pages, size, accept), budget
     longest = min(config.max_model_len or limit, limit)
     runner = PipelinedRunner(
         target,
@@ -264,6 +268,7 @@ def build_runner(
         batch,
         longest + 3 * block_rows,
         default_buckets(batch) if config.cuda_graph else (),
+        accept,
     )
     if config.kv_memory is None and config.device == "cuda":
         workspace = measure_workspace(runner, min(chunk, longest), widths[-1])

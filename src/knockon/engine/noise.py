@@ -36,6 +36,19 @@ def row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
     return _finalise(_finalise(seeds + _WEYL) + positions * _WEYL)
 
 
+def position_words(seeds: Tensor, positions: Tensor) -> Tensor:
+    """64 uniform bits for each position: that word of the SplitMix64 sequence started at the seed.
+
+    Args:
+        seeds: int64, broadcastable against ``positions``; best spread over all of 64 bits.
+        positions: int64.
+
+    Returns:
+        int64 of the broadcast shape.
+    """
+    return _finalise(seeds + positions * _WEYL)
+
+
 def hash_words(keys: Tensor, vocab_size: int) -> Tensor:
     """int64 ``[N, V]``: 64 uniform bits for each key of ``[N]`` and each vocabulary id.
 

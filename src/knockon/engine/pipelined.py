@@ -25,7 +25,13 @@ from knockon.engine.sampling import (
     sampling_row,
 )
 from knockon.engine.scheduler import PrefillChunk, Step
-from knockon.engine.speculate import DecodeState, Engines, speculative_step
+from knockon.engine.speculate import (
+    Accept,
+    DecodeState,
+    Engines,
+    accept_drawn,
+    speculative_step,
+)
 from knockon.layers.attention import PagedKV, plan_block
 from knockon.models.target import Target
 
@@ -43,6 +49,7 @@ class PipelinedRunner:
         max_positions: positions that a request may write to, slack for its last block included.
         buckets: batch sizes that graphs are made for, ascending, up to ``max_batch_size``; none
             runs every step eagerly.
+        accept: see :class:`Engines`.
     """
 
     lag = 1
@@ -55,6 +62,7 @@ class PipelinedRunner:
         max_batch_size: int,
         max_positions: int,
         buckets: Sequence[int] = (),
+        accept: Accept = accept_drawn,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -71,7 +79,7 @@ class PipelinedRunner:
         }
         self._in_bucket: dict[int, tuple[int, ...]] = {}
         self.graphs = StepGraphs(self.device)
-        self._engines = Engines(target, drafter, [], target.group, page_size)
+        self._engines = Engines(target, drafter, [], target.group, page_size, accept)
 
     @property
     def buckets(self) -> tuple[int, ...]:

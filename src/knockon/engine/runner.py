@@ -14,7 +14,13 @@ from knockon.engine.flight import Gain, Landed
 from knockon.engine.request import Request
 from knockon.engine.sampling import SamplingBatch, SamplingRequest, sample
 from knockon.engine.scheduler import PrefillChunk, Step
-from knockon.engine.speculate import DecodeState, Engines, speculative_step
+from knockon.engine.speculate import (
+    Accept,
+    DecodeState,
+    Engines,
+    accept_drawn,
+    speculative_step,
+)
 from knockon.engine.verify import Accepted, accept
 from knockon.layers.attention import LONE_MULTIPLE, NULL_PAGE, PagedKV, plan_block
 from knockon.models.target import Target
@@ -36,6 +42,7 @@ class ModelRunner:
         target, drafter: loaded, on one device.
         num_pages: KV pages, the null page included.
         page_size: positions a page.
+        accept: see :class:`Engines`.
     """
 
     lag = 0
@@ -46,6 +53,7 @@ class ModelRunner:
         drafter: Drafter | None,
         num_pages: int,
         page_size: int,
+        accept: Accept = accept_drawn,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -57,7 +65,7 @@ class ModelRunner:
         ]
         if drafter is not None:
             drafter.bind_kv(slots)
-        self._engines = Engines(target, drafter, kv, target.group, page_size)
+        self._engines = Engines(target, drafter, kv, target.group, page_size, accept)
         self._batch: tuple[tuple[str, int], ...] = ()
         self._sampling: SamplingBatch | None = None
 

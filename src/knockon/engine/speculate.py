@@ -5,6 +5,7 @@ Nothing here reads a value back to the host, so that the whole can be captured a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,15 +49,31 @@ class DecodeState:
         )
 
 
+Accept = Callable[[Tensor, Tensor, Tensor, SamplingBatch], Accepted]
+"""``(proposals [B, w-1], drawn [B, w], positions [B, w] of the verified rows, sampling)``."""
+
+
+def accept_drawn(
+    proposals: Tensor, drawn: Tensor, positions: Tensor, sampling: SamplingBatch
+) -> Accepted:
+    """What the target drew too, and nothing else: :func:`~knockon.engine.verify.accept`."""
+    return accept(proposals, drawn)
+
+
 @dataclass(frozen=True)
 class Engines:
-    """The target, the drafter (or none) and their KV, as a step uses them."""
+    """The target, the drafter (or none) and their KV, as a step uses them.
+
+    Attributes:
+        accept: decides what is accepted. Only a benchmark puts another in the default's place.
+    """
 
     target: Target
     drafter: Drafter | None
     kv: list[PagedKV]
     group: Group
     page_size: int
+    accept: Accept = accept_drawn
 
 
 def speculative_step(
@@ -75,7 +92,8 @@ def speculative_step(
     plan = state.plan(width, engines.page_size)
     logits, features = verify(engines, block, plan)
     drawn = sample(logits, proposals, plan.positions + 1, sampling)
-    accepted = agree(accept(proposals, drawn), engines.group)
+    accepted = engines.accept(proposals, drawn, plan.positions, sampling)
+    accepted = agree(accepted, engines.group)
     commit(engines, state, block, features, plan, accepted)
     return accepted, logits
 
