@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from knockon.bench.rollout.report import RolloutReport
+from knockon.cli.bench_engine import engine
 
 app = typer.Typer(help="Measure parts of Knockon on this machine.", no_args_is_help=True)
 
 
-@app.callback()
-def root() -> None:
-    """Keeps `rollout` a command of its own beside those to come."""
+app.command("engine")(engine)
 
 
 @app.command("rollout")
@@ -112,12 +108,12 @@ def rollout(
     """
     from rich.console import Console
 
-    from knockon.bench.rollout.plot import check_plot
+    from knockon.bench.rollout.plot import write_plot
     from knockon.bench.rollout.ranks import decide_tp_size, is_first_rank, ranks_for
     from knockon.bench.rollout.run import measure
     from knockon.bench.rollout.settings import parse_batches, parse_names, settle
     from knockon.bench.rollout.table import print_tables
-    from knockon.errors import Refused
+    from knockon.cli.result_files import check_result_files, write_result
 
     settings = settle(
         shape=shape,
@@ -136,11 +132,7 @@ def rollout(
         seed=seed,
         draft_head_dtype=draft_head_dtype,
     )
-    for option, path in (("json", as_json), ("plot", plot)):
-        if path is not None:
-            _check_writable(option, path)
-    if plot is not None:
-        check_plot(plot)
+    check_result_files(as_json, plot)
     first = is_first_rank()
     log = Console(stderr=True, quiet=not first, highlight=False)
     with log.status("making weights") as status, ranks_for(settings) as ranks:
@@ -149,30 +141,4 @@ def rollout(
         return
     # Into a file or a pipe, tables keep their full width.
     print_tables(report, Console(highlight=False, width=None if sys.stdout.isatty() else 140))
-    try:
-        _write(report, as_json, plot)
-    except OSError as error:
-        raise Refused(
-            "result", str(error.filename), "a file that can be written", str(error)
-        ) from error
-
-
-def _write(report: RolloutReport, as_json: Path | None, plot: Path | None) -> None:
-    from knockon.bench.rollout.plot import write_plot
-
-    if as_json is not None:
-        as_json.write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n")
-    if plot is not None:
-        write_plot(report, plot)
-
-
-def _check_writable(option: str, path: Path) -> None:
-    from knockon.errors import Refused
-
-    there = path.exists()
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise Refused(option, str(path), "a file that can be written", str(error)) from error
-    if not there:
-        path.unlink()
+    write_result(report.to_json(), as_json, plot, lambda path: write_plot(report, path))

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# The engine's throughput on one GPU: target alone, DFlash and Domino at 1, 8 and 32 requests.
+#
+#   bash benchmarks/engine_h200.sh FOLDER
+#
+# Qwen3-8B's sizes in BF16 with random weights, 256 tokens in and 512 out, synthetic accept lengths.
+# Writes engine_SHAPE as .json, .png and .txt into FOLDER.
+# It runs on .venv (with `pip install -e '.[bench]'` for the plot) where that is there, else on
+# python3; it needs torch, transformers, typer, rich and matplotlib, not an installed Knockon.
+# SHAPE (a name), DEVICE, CONCURRENCY, INPUT_LEN, OUTPUT_LEN, REPEATS and PYTHON may be set, e.g.
+# SHAPE=tiny DEVICE=cpu CONCURRENCY=1,2 INPUT_LEN=32 OUTPUT_LEN=32.
+set -euo pipefail
+
+: "${1:?FOLDER for the results}"
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+shape=${SHAPE:-qwen3-8b}
+python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
+name=$out/engine_$shape
+references=()
+[ "$shape" = qwen3-8b ] && references=(--reference benchmarks/references/vllm_0.25.1_qwen3_8b.json)
+
+"$python" -m knockon bench engine --model "$shape" --device "${DEVICE:-cuda}" \
+    --methods target,dflash,domino --concurrency "${CONCURRENCY:-1,8,32}" \
+    --input-len "${INPUT_LEN:-256}" --output-len "${OUTPUT_LEN:-512}" \
+    --accept-length dflash=6.878,domino=9.163 --repeats "${REPEATS:-2}" --profile \
+    "${references[@]}" --json "$name.json" --plot "$name.png" | tee "$name.txt"

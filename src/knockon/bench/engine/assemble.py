@@ -1,0 +1,81 @@
+"""The real engine around models made of random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from knockon.drafters.backbone import BackboneConfig
+from knockon.drafters.base import Drafter
+from knockon.engine.assemble import build_runner, settle
+from knockon.engine.config import EngineConfig
+from knockon.engine.defaults import default_sizes
+from knockon.engine.engine import Engine
+from knockon.engine.speculate import Accept, accept_drawn
+from knockon.engine.width import FixedWidth
+from knockon.layers.attention import AttentionBackend, PagedBackend, SdpaBackend
+from knockon.models.decoder import Decoder
+
+_ALL_MEMORY = 1 << 50  # KV is bounded by what the requests can fill, not by a budget
+
+
+class SilentTokenizer:
+    """Stands for a tokenizer where requests are token ids and nobody reads the text."""
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
+        """No text for any tokens."""
+        return ""
+
+
+def choose_backend(device: str, dtype: str) -> AttentionBackend:
+    """The attention that the engine would take where nothing is asked for."""
+    config = settle(EngineConfig("random", device=device, dtype=dtype))
+    return PagedBackend() if config.attention_backend == "triton" else SdpaBackend()
+
+
+def assemble_engine(
+    target: Decoder,
+    drafter: Drafter | None,
+    drafted: BackboneConfig | None,
+    *,
+    width: int,
+    max_batch_size: int,
+    max_length: int,
+    accept: Accept = accept_drawn,
+) -> Engine:
+    """An engine with KV for ``max_batch_size`` requests of ``max_length`` positions.
+
+    All else is as ``EngineConfig`` has it where nothing is asked for: on a GPU whole steps are
+    captured as graphs and launched ahead.
+
+    Args:
+        target: with the attention of :func:`choose_backend`.
+        drafted: sizes of the drafter's backbone, if there is one.
+    """
+    block = max(width, drafter.block_size if drafter is not None else 0)
+    # Steps in flight reach further; no request ever waits for a page.
+    positions = max_length + 4 * block
+    config = settle(
+        EngineConfig(
+            "random",
+            draft=None if drafter is None else "random",
+            device=target.device.type,
+            dtype=str(target.dtype).removeprefix("torch."),
+            max_model_len=positions,
+            max_batch_size=max_batch_size,
+            kv_memory=_ALL_MEMORY,
+        )
+    )
+    runner, budget = build_runner(
+        config, target, drafter, drafted, positions, block, (width,), target.group, accept
+    )
+    return Engine(
+        runner,
+        SilentTokenizer(),
+        num_pages=budget.num_pages,
+        max_batch_size=max_batch_size,
+        prefill_chunk=config.prefill_chunk or default_sizes(config.device).prefill_chunk,
+        max_length=budget.max_length,
+        widths=FixedWidth(width),
+        prefix_cache=config.prefix_cache,
+    )

@@ -1,0 +1,165 @@
+"""The run: a method after the other, and for each every concurrency."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+
+from knockon.bench.engine.assemble import assemble_engine, choose_backend
+from knockon.bench.engine.load import ClosedLoop, LoadResult, random_prompts, serve
+from knockon.bench.engine.reference import Reference
+from knockon.bench.engine.report import EngineReport, Measurement, MethodFacts
+from knockon.bench.engine.settings import PROFILED_STEPS, TARGET, EngineSettings
+from knockon.bench.engine.synthetic import SyntheticAccept, choose_seeds
+from knockon.bench.engine.trace import Profile, trace
+from knockon.bench.engine.weights import random_drafter, random_target
+from knockon.bench.environment import environment
+from knockon.engine.assemble import this_device
+from knockon.engine.engine import Engine
+from knockon.engine.speculate import Accept, accept_drawn
+from knockon.models.decoder import Decoder
+from knockon.models.target import POSITION_SLACK
+from knockon.parallel import SingleRank
+
+_WARM_UP_TOKENS = 64
+
+
+def requests_in(settings: EngineSettings) -> int:
+    """How many requests a run ends, warm-ups included: what a progress bar counts to."""
+    rounds = sum(c + settings.repeats * settings.prompts_at(c) for c in settings.concurrency)
+    return len(settings.methods) * rounds
+
+
+def measure(
+    settings: EngineSettings,
+    reference: Reference | None = None,
+    doing: Callable[[str], None] = lambda text: None,
+    ended: Callable[[], None] = lambda: None,
+    done: Callable[[str], None] = lambda text: None,
+) -> EngineReport:
+    """Carry out a run.
+
+    Args:
+        doing: told what is under way.
+        ended: called at the end of every request.
+        done: told a line for each method and concurrency.
+    """
+    device = this_device(settings.device, SingleRank())
+    doing(f"{settings.shape.name}: random weights")
+    positions = settings.max_length + POSITION_SLACK
+    shape = settings.shape
+    target = random_target(shape.target, settings.torch_dtype, device, positions, settings.seed)
+    target.attention = choose_backend(settings.device, settings.dtype)
+    measurements: list[Measurement] = []
+    facts: dict[str, MethodFacts] = {}
+    for method in settings.methods:
+        doing(f"{method}: assembling the engine")
+        bench = MethodBench(settings, method, target, doing, ended)
+        for concurrency in settings.concurrency:
+            found = bench.measure(concurrency)
+            measurements.append(found)
+            done(progress_line(found))
+        facts[method] = bench.facts()
+        del bench  # before the next is made: both would count in its peak memory
+        gc.collect()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return EngineReport(settings, name, tuple(measurements), facts, environment(), reference)
+
+
+def progress_line(found: Measurement) -> str:
+    """One line on one method at one concurrency."""
+    step = "-" if found.step_ms is None else f"{found.step_ms:.2f} ms a step"
+    return (
+        f"{found.method:<7} concurrency {found.concurrency:>3}  {found.tokens_per_second:9.1f} "
+        f"tok/s, {step}, accept length {found.accept_length:.2f}"
+    )
+
+
+class MethodBench:
+    """One method's engine, made once, and its measurements."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        method: str,
+        target: Decoder,
+        doing: Callable[[str], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self.settings = settings
+        self.method = method
+        self._doing = doing
+        self._ended = ended
+        self._prompts = torch.Generator().manual_seed(settings.seed)
+        if settings.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(target.device)
+        self.accept: SyntheticAccept | None = None
+        drafter, drafted = None, None
+        if method != TARGET:
+            shape = settings.shape
+            config = shape.domino if method == "domino" else shape.dflash
+            drafted = config.backbone
+            drafter = random_drafter(
+                config,
+                target,
+                settings.max_length + POSITION_SLACK,
+                settings.pool_size,
+                settings.seed + 1,
+            )
+            self.accept = SyntheticAccept(settings.accept_lengths[method], settings.verify_width)
+        accept: Accept = self.accept or accept_drawn
+        self.engine: Engine = assemble_engine(
+            target,
+            drafter,
+            drafted,
+            width=settings.width_of(method),
+            max_batch_size=max(settings.concurrency),
+            max_length=settings.max_length,
+            accept=accept,
+        )
+
+    def measure(self, concurrency: int) -> Measurement:
+        """Warm up, serve the requests ``repeats`` times, then trace if that is asked for."""
+        s = self.settings
+        what = f"{self.method}, concurrency {concurrency}"
+        self._doing(f"{what}: warming up")
+        self._serve(concurrency, concurrency, min(s.output_len, _WARM_UP_TOKENS))
+        count = s.prompts_at(concurrency)
+        runs = []
+        for number in range(s.repeats):
+            self._doing(f"{what}: run {number + 1} of {s.repeats}")
+            runs.append(self._serve(concurrency, count, s.output_len))
+        profile = None
+        if s.profile:
+            self._doing(f"{what}: tracing")
+            profile = self._trace(concurrency)
+        return Measurement(self.method, concurrency, count, tuple(runs), profile)
+
+    def facts(self) -> MethodFacts:
+        """Peak memory and what the rollout ran on."""
+        device = self.engine.runner.target.device
+        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        counted = self.engine.metrics()
+        return MethodFacts(memory, counted.implementation, counted.why_plain)
+
+    def _serve(self, concurrency: int, count: int, output_len: int) -> LoadResult:
+        prompts, seeds = self._requests(count, output_len)
+        return serve(self.engine, concurrency, prompts, seeds, output_len, self._ended)
+
+    def _trace(self, concurrency: int) -> Profile | None:
+        prompts, seeds = self._requests(concurrency, self.settings.output_len)
+        loop = ClosedLoop(self.engine, concurrency, prompts, seeds, self.settings.output_len)
+        found = trace(loop, PROFILED_STEPS)
+        loop.abandon()
+        return found
+
+    def _requests(self, count: int, output_len: int) -> tuple[list[list[int]], list[int]]:
+        s = self.settings
+        vocab_size = s.shape.target.vocab_size
+        prompts = random_prompts(count, s.input_len, vocab_size, self._prompts)
+        if self.accept is None:
+            return prompts, list(range(count))
+        return prompts, choose_seeds(self.accept, count, s.input_len, output_len, s.seed)

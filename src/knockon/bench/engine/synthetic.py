@@ -1,0 +1,136 @@
+"""Accept lengths of a given mean, whatever was proposed: random weights never agree by themselves.
+
+All of a step's work is done, proposals and verification alike; only which proposals count as
+accepted is decided by a coin that is a pure function of the request's seed and the proposal's
+position. So it is the same for every drafter, in any batch and on any device, and each position
+is tested once: accept lengths are independent draws of a geometric law cut off at the width.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+
+from knockon.engine.noise import position_words
+from knockon.engine.sampling import SamplingBatch
+from knockon.engine.verify import Accepted
+from knockon.errors import Refused
+
+_CANDIDATES = 64  # sets of seeds that the best is taken from
+
+
+class SyntheticAccept:
+    """Stands in for :func:`knockon.engine.speculate.accept_drawn`.
+
+    No host read and no shape that depends on data, as a CUDA graph needs it. It takes about ten
+    small kernels more than the real thing.
+
+    Args:
+        mean: accept length wanted, bonus included, 1 to ``width``.
+        width: the verify width; a narrower step cuts the same law off earlier.
+
+    Attributes:
+        rate: probability that a proposal is accepted if all before it were.
+
+    Raises:
+        Refused: a mean that the width cannot give.
+    """
+
+    def __init__(self, mean: float, width: int) -> None:
+        self.mean = mean
+        self.width = width
+        self.rate = acceptance_rate(mean, width)
+        self._below = min(int(self.rate * 2**64), 2**64 - 1) - 2**63
+
+    def passes(self, seeds: Tensor, positions: Tensor) -> Tensor:
+        """Whether the proposals at these positions are accepted if all before them are; bool."""
+        return position_words(seeds, positions) < self._below
+
+    def __call__(
+        self, proposals: Tensor, drawn: Tensor, positions: Tensor, sampling: SamplingBatch
+    ) -> Accepted:
+        """What a step accepts.
+
+        Args:
+            proposals: int64 ``[B, w-1]``.
+            drawn: int64 ``[B, w]``, of which the bonus is taken.
+            positions: int64 ``[B, w]``, of the verified rows: proposal ``i`` stands at ``i + 1``.
+            sampling: whose seeds are used.
+        """
+        passed = self.passes(sampling.seed[:, None], positions[:, 1:])
+        accepted = passed.long().cumprod(1).sum(1)
+        row = torch.arange(drawn.shape[1], device=drawn.device)
+        # What was accepted is what KV was written for; the bonus is the target's own.
+        block = torch.cat([torch.where(proposals < 0, drawn[:, :-1], proposals), drawn[:, -1:]], 1)
+        tokens = torch.where(row < accepted[:, None], block, drawn)
+        tokens = tokens.masked_fill(row > accepted[:, None], -1)
+        return Accepted(tokens, accepted + 1, drawn.gather(1, accepted[:, None])[:, 0])
+
+
+def acceptance_rate(mean: float, width: int) -> float:
+    """The ``p`` with ``1 + p + … + p^(w-1) = mean``, by bisection.
+
+    Raises:
+        Refused: a mean outside 1 to ``w``.
+    """
+    if not 1 <= mean <= width:
+        raise Refused("accept_length", mean, f"1 to the verify width {width}")
+    low, high = 0.0, 1.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        if sum(middle**i for i in range(width)) < mean:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def count_steps(accept: SyntheticAccept, seeds: Tensor, start: int, tokens: int) -> Tensor:
+    """Verifications that each request will take, known without running one.
+
+    Args:
+        seeds: int64 ``[N]``.
+        start: the prompt's length, where the first bonus token stands.
+        tokens: output tokens wanted, at least 2; the prompt's prefill gives the first.
+
+    Returns:
+        int64 ``[N]``.
+    """
+    end = start + tokens
+    tested = torch.arange(start + 1, end + accept.width, device=seeds.device)
+    passed = accept.passes(seeds[:, None], tested)
+    # By where the bonus stands: as far as the next position that does not pass, or the width.
+    failing = torch.where(passed, end + accept.width, tested)
+    next_failing = failing.flip(1).cummin(1).values.flip(1)
+    lengths = (next_failing - tested + 1).clamp(max=accept.width)
+    gained = torch.ones_like(seeds)
+    steps = torch.zeros_like(seeds)
+    while bool((going := gained < tokens).any()):
+        length = lengths.gather(1, (gained - 1).clamp(max=tokens - 2)[:, None])[:, 0]
+        gained += length * going
+        steps += going
+    return steps
+
+
+def choose_seeds(
+    accept: SyntheticAccept, count: int, start: int, tokens: int, seed: int
+) -> list[int]:
+    """Seeds whose requests together come nearest the mean asked for.
+
+    A run of few requests would else miss it by several percent, by chance. Requests differ among
+    each other as chance has it.
+
+    Args:
+        count: requests.
+        start, tokens: as :func:`count_steps`.
+        seed: fixes the choice.
+    """
+    rng = random.Random(f"{seed} accept lengths")
+    sets = [[rng.randrange(-(2**63), 2**63) for _ in range(count)] for _ in range(_CANDIDATES)]
+    steps = count_steps(accept, torch.tensor(sets).flatten(), start, tokens)
+    taken = steps.view(_CANDIDATES, count).sum(1).tolist()
+    gained = count * (tokens - 1)
+    best = min(range(_CANDIDATES), key=lambda i: abs(gained / max(taken[i], 1) - accept.mean))
+    return sets[best]
