@@ -101,7 +101,8 @@ class DFlashDrafter:
 
     def propose(self, bonus: Tensor, plan: BlockPlan, steps: int) -> Tensor:
         """The argmax of the target's head over ``Z[:, 1:]``; DFlash labels are never shifted."""
-        z = self.draft(bonus, plan)[:, 1 : 1 + steps]
+        # As one matrix: strided rows would be multiplied request by request.
+        z = self.draft(bonus, plan)[:, 1 : 1 + steps].contiguous()
         if self.fp8_head is None:
             return order.argmax(self.target.logits(z))
         return order.argmax(self.target.lm_head.gather(self.fp8_head(z)))
