@@ -1,11 +1,12 @@
 """The rollout of a published checkpoint against the specification read in FP64, block by block.
 
-    python benchmarks/rollout_agreement.py [--blocks 4096]
+    python benchmarks/rollout_agreement.py [--blocks 4096] [--device cuda]
 
 Random weights in the published format are written, loaded as an engine loads them in FP64, FP32 and
 BF16, and rolled out with K = 0 and K = 2048. Every chain is held to two readings of the same files:
 the specification's contract, roundings included, and one without any rounding. Each chain's first
-difference is explained. The result goes to ``rollout_agreement.json`` in ``--out``.
+difference is explained. On a GPU K = 2048 is rolled out by the fused kernels where they run. The
+result goes to ``rollout_agreement.json`` in ``--out``, or to ``rollout_agreement_cuda.json``.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def summary(agreement: Agreement) -> dict[str, Any]:
     return {
         "dtype": str(agreement.dtype).removeprefix("torch."),
         "pool_size": agreement.pool_size,
+        "implementation": agreement.implementation,
         "reading": agreement.reading,
         "blocks": agreement.blocks,
         "proposals": agreement.proposals,
@@ -74,15 +76,25 @@ def table(rows: list[dict[str, Any]], title: str) -> Table:
     """For people."""
     out = Table(title=title)
     out.add_column("dtype")
-    columns = ("K", "reading", "blocks", "proposals", "chains that differ", "widest margin", "why")
+    columns = (
+        "K",
+        "by",
+        "reading",
+        "blocks",
+        "proposals",
+        "chains that differ",
+        "widest margin",
+        "why",
+    )
     for column in columns:
-        out.add_column(column, justify="left" if column in ("reading", "why") else "right")
+        out.add_column(column, justify="left" if column in ("by", "reading", "why") else "right")
     for row in rows:
         causes = row["first_differences"]
         widest = max((c["margin_in_spacings_max"] for c in causes.values()), default=None)
         out.add_row(
             row["dtype"],
             str(row["pool_size"]),
+            row["implementation"],
             row["reading"],
             f"{row['blocks']:,}",
             f"{row['proposals']:,}",
@@ -100,6 +112,7 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=5003, help="V")
     parser.add_argument("--pool-sizes", type=int, nargs="+", default=[0, 2048], help="K")
     parser.add_argument("--seed", type=int, default=0, help="of weights and contexts")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
     args = parser.parse_args()
     console = Console(width=120)
@@ -109,31 +122,36 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Progress(console=console) as progress:
         target, draft = recipe.save(Path(folder))
         z, bonus = draft_blocks(target, draft, args.blocks, args.seed)
-        files = FilesAsWritten(target, draft)
+        z, bonus = z.to(args.device), bonus.to(args.device)
+        files = FilesAsWritten(target, draft, args.device)
         task = progress.add_task("blocks", total=args.blocks * len(args.pool_sizes))
         for pool_size in args.pool_sizes:
-            rollouts = [LoadedRollout(target, draft, dtype, pool_size) for dtype in DTYPES]
+            rollouts = [
+                LoadedRollout(target, draft, dtype, pool_size, args.device) for dtype in DTYPES
+            ]
             agreements = compare(
                 files, rollouts, z, bonus, lambda blocks: progress.advance(task, blocks)
             )
             rows += [summary(agreement) for agreement in agreements]
     seconds = time.perf_counter() - start
+    where = "CPU" if args.device == "cpu" else torch.cuda.get_device_name()
     console.print(
-        table(rows, f"CPU: rollout against the specification in FP64, V = {args.vocab_size}")
+        table(rows, f"{where}: rollout against the specification in FP64, V = {args.vocab_size}")
     )
     console.print(
         "contract: with the roundings that the specification fixes; unrounded: with none. Spacing: "
         "between neighbouring numbers of the head's dtype, at the larger of the two base logits."
     )
     result = {
-        "what": "CPU: chains of a checkpoint with random weights against the specification in FP64",
+        "what": f"{where}: chains of a random checkpoint against the specification in FP64",
         "environment": environment(),
         "checkpoint": asdict(recipe),
         "seconds": round(seconds, 1),
         "rows": rows,
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    out = args.out / "rollout_agreement.json"
+    name = "rollout_agreement.json" if args.device == "cpu" else "rollout_agreement_cuda.json"
+    out = args.out / name
     out.write_text(json.dumps(result, indent=1) + "\n")
     console.print(f"written to {out} after {seconds:.0f} s")
 

@@ -39,11 +39,11 @@ CONTRACT, UNROUNDED = "contract", "unrounded"
 class FilesAsWritten:
     """Target and drafter of a checkpoint as the specification names their parts, in FP64."""
 
-    def __init__(self, target: Path, draft: Path) -> None:
+    def __init__(self, target: Path, draft: Path, device: str = "cpu") -> None:
         config = json.loads((draft / "config.json").read_text())
         extra = config["dflash_config"]
-        ours = load_file(draft / "model.safetensors")
-        theirs = load_file(target / "model.safetensors")
+        ours = load_file(draft / "model.safetensors", device)
+        theirs = load_file(target / "model.safetensors", device)
         self.head = DominoHead(
             gru_input=ours["prefix_gru.weight_ih_l0"].double(),
             gru_state=ours["prefix_gru.weight_hh_l0"].double(),
@@ -69,13 +69,25 @@ class FilesAsWritten:
 class LoadedRollout:
     """The rollout of a checkpoint as an engine loads it, and the parts of it that round."""
 
-    def __init__(self, target: Path, draft: Path, dtype: torch.dtype, pool_size: int) -> None:
+    def __init__(
+        self,
+        target: Path,
+        draft: Path,
+        dtype: torch.dtype,
+        pool_size: int,
+        device: str = "cpu",
+    ) -> None:
         self.dtype, self.pool_size = dtype, pool_size
-        self.target = load_target(target, dtype, SingleRank())
+        self.target = load_target(target, dtype, SingleRank(), device)
         self.target.pack()
         drafter = load_drafter(draft, self.target, SdpaBackend(), MAX_POSITIONS, pool_size)
         assert isinstance(drafter, DominoDrafter)
         self.drafter = drafter
+
+    @property
+    def implementation(self) -> str:
+        """``"plain"`` or ``"fused"``."""
+        return self.drafter.rollout.implementation
 
     def propose(self, z: Tensor, bonus: Tensor) -> Tensor:
         """``[B, T]``."""
@@ -125,6 +137,7 @@ class Agreement:
 
     Attributes:
         reading: ``"contract"`` or ``"unrounded"``.
+        implementation: of the rollout, ``"plain"`` or ``"fused"``.
         differing: proposals that differ, those after a first difference included.
         smallest_lead: the least lead of any token of the chains that were read.
         other_base_logits: base logits of the rollout that are not the reading's to the last bit.
@@ -133,6 +146,7 @@ class Agreement:
     dtype: torch.dtype
     pool_size: int
     reading: str
+    implementation: str = "plain"
     blocks: int = 0
     proposals: int = 0
     differing: int = 0
@@ -161,7 +175,10 @@ def compare(
     contracts = [files.reference(rollout.dtype) for rollout in rollouts]
     as_rolled = [BatchedReference(files.head, rollout.gates()) for rollout in rollouts]
     results = [
-        [Agreement(rollout.dtype, rollout.pool_size, name) for name in (CONTRACT, UNROUNDED)]
+        [
+            Agreement(rollout.dtype, rollout.pool_size, name, rollout.implementation)
+            for name in (CONTRACT, UNROUNDED)
+        ]
         for rollout in rollouts
     ]
     [pool_size] = {rollout.pool_size for rollout in rollouts}
