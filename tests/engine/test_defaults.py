@@ -63,3 +63,29 @@ def test_the_reason_for_the_draft_head_says_whether_fp8_would_be_faster(capabili
     choice = defaults.choose_draft_head(machine(gpus=(GPU("a GPU", 2**36, capability),)))
     assert choice.value == "auto" and why in choice.why
     assert "slower" in defaults.choose_draft_head(machine()).why
+
+
+def test_steps_are_graphs_where_attention_reads_lengths_on_the_device(monkeypatch):
+    new, old = (machine(gpus=(GPU("a GPU", 2**36, found),)) for found in ((9, 0), (7, 5)))
+    monkeypatch.setattr(defaults, "HAS_TRITON", True)
+    assert [defaults.choose_attention(m).value for m in (machine(), new, old)] == [
+        "torch",
+        "triton",
+        "torch",
+    ]
+    assert [defaults.choose_steps(m).value for m in (machine(), new, old)] == [
+        "eager",
+        "graphs",
+        "eager",
+    ]
+    monkeypatch.setattr(defaults, "HAS_TRITON", False)
+    assert "Triton" in defaults.choose_attention(new).why
+    assert defaults.choose_steps(new).value == "eager"
+
+
+def test_a_gpu_computes_more_at_once_and_sizes_its_kv_by_what_is_free():
+    cpu, gpu = defaults.default_sizes("cpu"), defaults.default_sizes("cuda")
+    assert gpu.max_batch_size > cpu.max_batch_size
+    assert gpu.prefill_chunk > cpu.prefill_chunk
+    assert cpu.kv_memory == 512 << 20
+    assert gpu.kv_memory is None

@@ -17,6 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from knockon.engine.assemble import settle
+from knockon.engine.config import EngineConfig
+from knockon.engine.hardware import GPU, Hardware
 from knockon.engine.llm import LLM
 from knockon.engine.sampling_params import SamplingParams
 from knockon.errors import Refused
@@ -25,6 +28,7 @@ from tests.tiny_models import HIDDEN, LAYERS, TinyDrafter, TinyTarget, write_dra
 from tests.tiny_tokenizer import VOCAB_SIZE
 
 PROMPT = [5, 6, 7, 8]
+CPU_ONLY = Hardware("a CPU", 2, (), 2**34, 2**33, ())
 Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
 
@@ -329,3 +333,33 @@ def test_quantised_weights_are_refused_by_name(tiny: TinyShelf, tmp_path: Path) 
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(Refused, match=r"lm_head\.(weight|qweight)"):
         LLM(str(folder), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention_backend": "flash"}, r"attention_backend: found 'flash', wanted auto, torch"),
+        ({"mem_fraction_static": 1.5}, r"mem_fraction_static: found 1\.5, wanted a number between"),
+        ({"mem_fraction_static": True}, r"mem_fraction_static: found True"),
+        ({"device": "tpu"}, r"device: found 'tpu', wanted auto, cpu or cuda"),
+        ({"prefill_chunk": 0}, r"prefill_chunk: found 0, wanted an integer of at least 1"),
+    ],
+)
+def test_settings_of_the_gpu_engine_out_of_range(settings, message):
+    with pytest.raises(Refused, match=message):
+        EngineConfig("model", **settings)
+
+
+def test_kernels_that_cannot_run_here_are_refused(monkeypatch):
+    monkeypatch.setattr("knockon.engine.assemble.detect", lambda: CPU_ONLY)
+    with pytest.raises(Refused, match=r"attention_backend: found 'triton', wanted torch or auto"):
+        settle(EngineConfig("model", attention_backend="triton"))
+    with pytest.raises(Refused, match=r"device: found 'cuda', wanted cpu or auto"):
+        settle(EngineConfig("model", device="cuda"))
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    one = replace(CPU_ONLY, gpus=(GPU("a GPU", 1 << 36, (9, 0)),))
+    monkeypatch.setattr("knockon.engine.assemble.detect", lambda: one)
+    with pytest.raises(Refused, match=r"tp_size: found 2, wanted at most the 1 GPUs here"):
+        settle(EngineConfig("model", tp_size=2))

@@ -35,6 +35,7 @@ def examine() -> dict[str, Any]:
         "device": defaults.choose_device(machine),
         "dtype": defaults.choose_dtype(machine),
         "attention": defaults.choose_attention(machine),
+        "steps": defaults.choose_steps(machine),
         "rollout": defaults.choose_rollout(machine),
         "draft_head": defaults.choose_draft_head(machine),
         "distributed": defaults.choose_distributed(machine),

@@ -57,6 +57,16 @@ def choose_attention(hardware: Hardware) -> Choice:
     return Choice("triton", "paged kernels that read lengths on the device, as graphs need")
 
 
+def choose_steps(hardware: Hardware) -> Choice:
+    """How engine steps run."""
+    attention = choose_attention(hardware)
+    if attention.value == "triton":
+        return Choice("graphs", "one CUDA graph a step, launched while the one before runs")
+    if hardware.gpus:
+        return Choice("eager", "graphs need the paged kernels")
+    return Choice("eager", "on a CPU each step runs to its end before the next begins")
+
+
 @dataclass(frozen=True)
 class Sizes:
     """What one engine computes and holds at once, where nothing is asked for."""
