@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -17,9 +18,11 @@ except ImportError:  # a machine without Triton runs the plain twins
 HAS_TRITON = triton is not None
 
 
-def jit(function: Any) -> Any:
-    """``triton.jit`` where there is Triton."""
-    return function if triton is None else triton.jit(function)
+def jit(function: Any = None, **options: Any) -> Any:
+    """``triton.jit`` where there is Triton; as a decorator, with or without options."""
+    if function is None:
+        return partial(jit, **options)
+    return function if triton is None else triton.jit(function, **options)
 
 
 def runs_on(tensor: Tensor) -> bool:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knockon.errors import Refused
+from knockon.layers.fused.stream_linear import stream_linear
 from knockon.layers.linear import pack_weight, packed_linear
 from knockon.parallel import Group, VocabShard
 
@@ -65,7 +66,7 @@ class LMHead(VocabParallelEmbedding):
         """This rank's logits ``[..., num_padded]`` of ``x [..., H]``, in the head's dtype."""
         if self.packed is not None:
             return packed_linear(x, self.packed)
-        return F.linear(x, self.weight)
+        return stream_linear(x, self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """All logits ``[..., V]`` of ``x [..., H]``, equal on every rank."""

@@ -7,10 +7,10 @@ one, so inference calls :meth:`pack` after loading. A packed layer keeps no plai
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knockon.errors import Refused
+from knockon.layers.fused.stream_linear import stream_linear
 from knockon.parallel import Group
 
 
@@ -43,7 +43,7 @@ class ReplicatedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is not None:
             return packed_linear(x, self.packed, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return stream_linear(x, self.weight, self.bias)
 
     def load(self, full: Tensor) -> None:
         """Copy the whole weight ``full [out, in]``."""

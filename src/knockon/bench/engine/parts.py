@@ -24,6 +24,7 @@ _OWN = (
     ("rollout/", ROLLOUT),
     ("layers/attention/", ATTENTION),
     ("layers/linear", MATMUL),
+    ("layers/fused/stream_linear", MATMUL),
     ("layers/", NORM),
     ("models/", NORM),
     ("drafters/", NORM),

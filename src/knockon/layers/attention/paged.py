@@ -11,6 +11,7 @@ from torch import Tensor
 from knockon.layers.attention.base import BlockPlan, PagedKV, Visibility
 from knockon.layers.attention.paged_kernels import attend_pages, store_rows, sum_parts
 from knockon.layers.attention.paged_launch import AttentionLaunch, attention_launch
+from knockon.layers.fused.pdl import pdl
 from knockon.triton_backend import power_of_two
 
 # Elements of the partial sums that one program of the summing kernel holds.
@@ -46,6 +47,7 @@ class PagedBackend:
             BLOCK_H=block_h,
             BLOCK_D=block_d,
             num_warps=max(1, min(8, block_h * block_d // 512)),
+            **pdl(k),
         )
 
     def attend(self, q: Tensor, kv: PagedKV, plan: BlockPlan, visibility: Visibility) -> Tensor:
@@ -111,6 +113,7 @@ def attend_kernel(
         BLOCK_D=max(16, power_of_two(dim)),
         num_warps=launch.warps,
         num_stages=launch.stages,
+        **pdl(q),
     )
     if splits > 1:
         block_p = power_of_two(splits)
@@ -124,6 +127,7 @@ def attend_kernel(
             BLOCK_P=block_p,
             BLOCK_D=block_d,
             num_warps=max(1, min(4, block_p * block_d // 512)),
+            **pdl(q),
         )
     return out
 

@@ -8,6 +8,7 @@ Every length is read on the device: a captured launch serves contexts of any len
 
 from __future__ import annotations
 
+from knockon.layers.fused.pdl import follow
 from knockon.triton_backend import jit, tl
 
 
@@ -29,6 +30,7 @@ def store_rows(
     HEAD_DIM: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One row's keys and values, all heads, to its slot.
 
@@ -37,6 +39,7 @@ def store_rows(
         k_pages, v_pages: ``[num_slots, KV_HEADS, HEAD_DIM]``.
         slots: ``[B * rows]`` int64.
     """
+    follow(PDL)
     row = tl.program_id(0)
     request = (row // rows).to(tl.int64)
     t = (row % rows).to(tl.int64)
@@ -78,6 +81,7 @@ def attend_pages(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """``BLOCK_M`` rows of one request and KV head over one part of its context.
 
@@ -96,6 +100,7 @@ def attend_pages(
         capacity: positions that the page table has room for.
         WINDOW: 0 for none.
     """
+    follow(PDL)
     kv_head = tl.program_id(0) % kv_heads
     request = (tl.program_id(0) // kv_heads).to(tl.int64)
     # The last rows see the most keys: first come, first served.
@@ -186,6 +191,7 @@ def sum_parts(
     HEAD_DIM: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """The mean of a row's parts, each weighed by its sum of exponentials.
 
@@ -195,6 +201,7 @@ def sum_parts(
         partial, weights: as ``attend_pages`` left them.
         out: ``[B, rows, heads, HEAD_DIM]``.
     """
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     part = tl.arange(0, BLOCK_P)

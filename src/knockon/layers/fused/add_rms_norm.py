@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from knockon.layers.fused.dispatch import fuses
+from knockon.layers.fused.pdl import follow, pdl
 from knockon.triton_backend import jit, power_of_two, tl
 
 
@@ -63,15 +64,26 @@ def add_rms_norm_kernel(
             ADD=delta is not None,
             BLOCK=block,
             num_warps=max(1, min(16, block // 512)),
+            **pdl(x),
         )
     return residual, normed
 
 
 @jit
 def norm_rows(
-    x, delta, weight, residual, normed, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    delta,
+    weight,
+    residual,
+    normed,
+    size,
+    eps,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One row of ``[rows, size]``, whole in registers."""
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, BLOCK)
     live = at < size

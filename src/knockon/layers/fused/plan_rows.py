@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from knockon.layers.fused.pdl import follow, pdl
 from knockon.triton_backend import jit, power_of_two, runs_on, tl
 
 _MOST_ROWS = 1024  # of one program
@@ -94,6 +95,7 @@ def plan_rows_kernel(
             COUNTED=counts is not None,
             BLOCK=block,
             num_warps=max(1, block // 256),
+            **pdl(slots),
         )
     return positions, slots.flatten()
 
@@ -113,8 +115,10 @@ def place(
     page_size,
     COUNTED: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A block of one request's rows."""
+    follow(PDL)
     request = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = row < rows

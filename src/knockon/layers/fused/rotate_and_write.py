@@ -13,6 +13,7 @@ from torch import Tensor
 from knockon.layers.attention.base import PagedKV
 from knockon.layers.fused.dispatch import fuses
 from knockon.layers.fused.heads import HEADS, copy_heads, head_sizes, turn_heads
+from knockon.layers.fused.pdl import follow, pdl
 from knockon.layers.rotary import Rotation
 from knockon.triton_backend import jit, power_of_two, tl
 
@@ -96,6 +97,7 @@ def rotate_and_write_kernel(
             COPY_BLOCK=power_of_two(HEADS * dim),
             **head_sizes(dim, rotary.rotary_dim),
             num_warps=1,
+            **pdl(qkv),
         )
     return q
 
@@ -123,8 +125,10 @@ def place_rows(
     PAIRS: tl.constexpr,
     PAIR_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Some query heads of one row, or some of its key heads and the value heads beside them."""
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     angles = tl.load(positions + row) * (2 * PAIRS)

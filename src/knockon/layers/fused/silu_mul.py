@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from knockon.layers.fused.dispatch import fuses
+from knockon.layers.fused.pdl import follow, pdl
 from knockon.triton_backend import jit, power_of_two, tl
 
 _BLOCK = 1024
@@ -35,14 +36,15 @@ def silu_mul_kernel(gate_up: Tensor) -> Tensor:
     block = min(_BLOCK, power_of_two(size))
     if out.numel():
         gate_rows[(out.numel() // size, -(-size // block))](
-            gate_up, out, size, BLOCK=block, num_warps=max(1, block // 256)
+            gate_up, out, size, BLOCK=block, num_warps=max(1, block // 256), **pdl(out)
         )
     return out
 
 
 @jit
-def gate_rows(gate_up, out, size, BLOCK: tl.constexpr):
+def gate_rows(gate_up, out, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """A block of one row of ``out [rows, size]``."""
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = at < size

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from knockon.layers.fused.dispatch import fuses
 from knockon.layers.fused.heads import HEADS, copy_heads, head_sizes, turn_heads
+from knockon.layers.fused.pdl import follow, pdl
 from knockon.layers.rotary import Rotation
 from knockon.triton_backend import jit, power_of_two, tl
 
@@ -84,6 +85,7 @@ def write_context_kv_kernel(
             COPY_BLOCK=power_of_two(HEADS * dim),
             **head_sizes(dim, rotary.rotary_dim),
             num_warps=1,
+            **pdl(pages),
         )
 
 
@@ -107,8 +109,10 @@ def place_context(
     PAIRS: tl.constexpr,
     PAIR_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Some key heads of one row in one layer, and the value heads beside them."""
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.cdiv(kv_heads, HEADS)
     layer = (tl.program_id(1) // blocks).to(tl.int64)
