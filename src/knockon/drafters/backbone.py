@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from knockon.layers.attention import Visibility
 from knockon.layers.fused.rotate_and_write import HeadNorm
-from knockon.layers.fused.silu_mul import silu_mul
 from knockon.layers.fused.write_context_kv import context_heads
 from knockon.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, Shard
 from knockon.layers.norm import RMSNorm
@@ -86,7 +85,7 @@ class DraftLayer(nn.Module):
         The next norm adds that in the same operation.
         """
         x, normed = self.post_norm.add(x, self.o(attend(layer, self.qkv(normed))))
-        return x, self.down(silu_mul(self.gate_up(normed)))
+        return x, self.down(self.gate_up.gated(normed))
 
     def turned_heads(
         self, qkv: Tensor, rotate: Callable[[Tensor], Tensor]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from knockon.errors import Refused
-from knockon.layers.fused.stream_linear import stream_linear
+from knockon.layers.fused.silu_mul import silu_mul
+from knockon.layers.fused.stream_linear import stream_gated, stream_linear
 from knockon.parallel import Group
 
 
@@ -44,6 +45,12 @@ class ReplicatedLinear(nn.Module):
         if self.packed is not None:
             return packed_linear(x, self.packed, self.bias)
         return stream_linear(x, self.weight, self.bias)
+
+    def gated(self, x: Tensor) -> Tensor:
+        """``silu(gate) * other`` of a layer whose outputs are a gate and as many others."""
+        if self.packed is not None:
+            return silu_mul(packed_linear(x, self.packed, self.bias))
+        return stream_gated(x, self.weight, self.bias)
 
     def load(self, full: Tensor) -> None:
         """Copy the whole weight ``full [out, in]``."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV, SdpaBackend, Visibility
 from knockon.layers.embedding import LMHead, VocabParallelEmbedding
 from knockon.layers.fused.rotate_and_write import HeadNorm, rotate_and_write
-from knockon.layers.fused.silu_mul import silu_mul
 from knockon.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, Shard
 from knockon.layers.norm import RMSNorm
 from knockon.layers.rotary import RotaryEmbedding, Rotation
@@ -88,7 +87,7 @@ class DecoderLayer(nn.Module):
         q = rotate_and_write(qkv, rotation, plan.slots, kv, self.head_norms())
         attended = attention.attend(q, kv, plan, self.visibility)
         x, normed = self.mlp_norm.add(x, self.output(attended))
-        return x, self.down(silu_mul(self.gate_up(normed)))
+        return x, self.down(self.gate_up.gated(normed))
 
     def head_norms(self) -> HeadNorm | None:
         """How query and key heads are normed before rotation: here, not at all."""

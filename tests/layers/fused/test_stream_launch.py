@@ -23,7 +23,9 @@ def test_the_first_launch_that_serves_the_rows_is_taken(monkeypatch: pytest.Monk
 
 
 def test_the_table_is_in_order_and_possible() -> None:
-    for entries in stream_launch.MEASURED.values():
+    entries_of_both = [*stream_launch.MEASURED.values(), *stream_launch.MEASURED_GATED.values()]
+    assert entries_of_both
+    for entries in entries_of_both:
         rows = [most for most, _ in entries]
         assert rows == sorted(set(rows)) and rows[-1] <= MOST_ROWS
         for _, launch in entries:

@@ -14,7 +14,7 @@ from torch import Tensor
 from knockon.layers.fused.dispatch import fuses
 from knockon.layers.fused.pdl import follow, pdl
 from knockon.layers.fused.prefetch import prefetch_rows
-from knockon.layers.fused.silu_mul import silu_mul_plain
+from knockon.layers.fused.silu_mul import silu_mul, silu_mul_plain
 from knockon.layers.fused.stream_launch import MOST_ROWS, StreamLaunch, linear_launch
 from knockon.triton_backend import interpreted, jit, power_of_two, tl
 
@@ -26,12 +26,26 @@ def stream_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
     By the kernel where it is known to win, by :func:`torch.nn.functional.linear` elsewhere.
     """
+    launch = _known_to_win(x, weight, gated=False)
+    if launch is not None:
+        return stream_linear_kernel(x, weight, bias, launch)
+    return F.linear(x, weight, bias)
+
+
+def stream_gated(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``silu(gate) * other`` of ``x Wᵀ + b``, whose first half is the gate: ``[..., N / 2]``."""
+    launch = _known_to_win(x, weight, gated=True)
+    if launch is not None and bias is None:
+        return stream_linear_kernel(x, weight, None, launch, gated=True)
+    return silu_mul(stream_linear(x, weight, bias))
+
+
+def _known_to_win(x: Tensor, weight: Tensor, gated: bool) -> StreamLaunch | None:
     rows = x.numel() // x.shape[-1] if x.numel() else 0
     if 0 < rows <= MOST_ROWS and x.is_cuda and fuses(x):
-        launch = linear_launch(rows, weight.shape[0], weight.shape[1], weight.element_size())
-        if launch is not None:
-            return stream_linear_kernel(x, weight, bias, launch)
-    return F.linear(x, weight, bias)
+        n, k = weight.shape
+        return linear_launch(rows, n, k, weight.element_size(), gated)
+    return None
 
 
 def stream_linear_plain(
