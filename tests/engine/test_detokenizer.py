@@ -57,6 +57,12 @@ def test_pieces_of_any_ids_join(ids: list[int], cuts: list[int]) -> None:
     assert "".join(pieces(ids, cuts)) == whole(ids)
 
 
+@given(st.lists(st.integers(0, EOS), max_size=60), st.integers(0, 60))
+def test_the_rest_may_come_at_the_end_at_once(ids: list[int], cut: int) -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    assert detokenizer.add(ids[:cut]) + detokenizer.flush(ids[cut:]) == whole(ids)
+
+
 def test_a_character_comes_with_its_last_byte() -> None:
     detokenizer = Detokenizer(TOKENIZER)
     ids = TOKENIZER.encode("é🙂", add_special_tokens=False)

@@ -131,6 +131,24 @@ def test_an_interrupt_leaves_the_engine_usable_and_others_exact(
     assert tokens(llm.generate(PROMPTS, penalised)) == expected
 
 
+def test_a_request_that_is_not_streamed_is_told_once_and_whole(llm: LLM, tiny: TinyShelf) -> None:
+    engine = llm._engine
+    assert engine is not None
+    for name, stream in (("whole", False), ("in pieces", True)):
+        engine.add(name, PROMPTS[0], GREEDY, seed=0, stream=stream)
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    told = [output for output in outputs if output.request_id == "whole"]
+    pieces = [output for output in outputs if output.request_id == "in pieces"]
+    (only,) = told
+    assert only.finished is not None and pieces[-1].finished is not None
+    assert only.token_ids == [token for output in pieces for token in output.token_ids]
+    assert only.text == "".join(output.text for output in pieces) == only.finished.text
+    assert only.finished.text == pieces[-1].finished.text
+    assert only.finished.metrics.accept_lengths == pieces[-1].finished.metrics.accept_lengths
+
+
 def test_a_closed_llm_refuses_and_closes_again(tiny: TinyShelf) -> None:
     for ranks in (1, 2):
         llm = load(tiny.target(), tp_size=ranks)

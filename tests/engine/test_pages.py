@@ -45,6 +45,17 @@ def test_only_full_pages_are_matched_and_only_whole_runs() -> None:
     assert pool.match([3, 4]) == []  # the run is there, but not at the start
 
 
+def test_of_a_longer_output_what_is_written_is_offered_page_by_page() -> None:
+    pool = PagePool(9, SIZE)
+    pages = pool.allocate(4)
+    assert pages is not None
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    pool.register(tokens, pages, written=3)
+    assert pool.match(tokens) == pages[:1]
+    pool.register(tokens, pages, first=1, written=6)
+    assert pool.match(tokens) == pages[:3]
+
+
 def test_a_second_page_of_the_same_run_stays_out_and_so_does_what_follows() -> None:
     pool = PagePool(9, SIZE)
     first, second = pool.allocate(1), pool.allocate(2)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from knockon.engine import device_state, pipelined
+from knockon.engine.device_state import upload
+from knockon.engine.graphs import GraphKey
 from knockon.engine.llm import LLM
-from knockon.engine.pipelined import alike
+from knockon.engine.pipelined import PipelinedRunner, alike
 from knockon.engine.request import Request
 from knockon.engine.sampling_params import SamplingParams
 from knockon.engine.scheduler import PrefillChunk
@@ -111,6 +116,52 @@ def test_a_request_is_not_run_beyond_what_its_cap_makes_certain(tiny: TinyShelf)
         (output,) = llm.generate([PROMPTS[0]], replace(GREEDY, max_tokens=5))
         assert len(output.token_ids) == 5
         assert llm.metrics().steps == 4
+
+
+@pytest.mark.parametrize("bucket", [None, 4])
+def test_a_batch_that_stays_the_same_is_uploaded_once(
+    tiny: TinyShelf, monkeypatch: pytest.MonkeyPatch, bucket: int | None
+) -> None:
+    params = [replace(GREEDY, max_tokens=12), GREEDY, GREEDY]
+    expected = generate(tiny.target(), tiny.drafter("domino"), PROMPTS[:3], params)
+    uploads = 0
+
+    def counting(*args: Any) -> torch.Tensor:
+        nonlocal uploads
+        uploads += 1
+        return upload(*args)
+
+    for module in (pipelined, device_state):
+        monkeypatch.setattr(module, "upload", counting)
+    # Pages so large that no request needs a second one.
+    settings = {"page_size": 128, "overlap_schedule": True, "max_batch_size": 4}
+    with load(tiny.target(), tiny.drafter("domino"), **settings) as llm:
+        engine = llm._engine
+        assert engine is not None
+        runner = engine.runner
+        assert isinstance(runner, PipelinedRunner)
+        if bucket is not None:  # what a graph does, without one
+            runner._slots[bucket] = torch.full((bucket,), runner.state.idle)
+
+            def graph(key: GraphKey) -> SimpleNamespace:
+                slots = runner._slots[key.bucket]
+                return SimpleNamespace(replay=lambda: runner._step(slots, key.width, key.kind)[0])
+
+            monkeypatch.setattr(runner, "_graph", graph)
+        for name, (prompt, each) in enumerate(zip(PROMPTS[:3], params, strict=True)):
+            engine.add(str(name), prompt, each, seed=0, stream=False)
+        found, batch = {}, 0
+        while engine.has_unfinished:
+            before, uploads = batch, 0
+            decoding = engine.scheduler.decoding().requests
+            for output in engine.step():
+                found[int(output.request_id)] = output.finished
+            batch = len(decoding)
+            if batch and batch == before:
+                assert uploads == 0
+            elif batch:
+                assert uploads > 0
+    check_same(expected, [found[i] for i in range(3)])
 
 
 def test_two_ranks_pipeline_alike(tiny: TinyShelf) -> None:

@@ -30,7 +30,8 @@ def scheduler(
 
 def request(name: str, prompt: int, cap: int = 8, token: int | None = None) -> Request:
     tokens = [hash(name) % 1000 if token is None else token] * prompt
-    return Request(name, tokens, SamplingParams(max_tokens=cap), seed=0)
+    params = SamplingParams(max_tokens=cap, presence_penalty=1.0 if token == 1 else 0.0)
+    return Request(name, tokens, params, seed=0)
 
 
 def advance(s: Scheduler, step: Step, gained: int = 1) -> None:
@@ -123,6 +124,7 @@ def test_the_youngest_is_preempted_and_comes_back_first() -> None:
     advance(s, s.schedule())
     s.add(last)
     kept: list[int] = []
+    stay = young.stay
     for _ in range(12):
         step = s.schedule()
         if young.preemptions:
@@ -137,6 +139,7 @@ def test_the_youngest_is_preempted_and_comes_back_first() -> None:
         advance(s, step)
         step = s.schedule()
     assert len(young.output) == 12 and len(last.output) == 8
+    assert young.stay > stay
 
 
 def test_a_resumed_request_prefills_all_but_its_bonus_token() -> None:
@@ -227,6 +230,8 @@ def test_random_traffic_ends_with_every_token_made_and_every_page_back(
             assert step.prefill or step.decode, "work is waiting and none is done"
         if oldest is not None:
             assert s.running and s.running[0] is oldest, "the oldest must never be preempted"
+        assert s.with_history == sum(r.params.needs_history for r in s.running)
+        assert len({r.stay for r in s.running}) == len(s.running)
         held = [page for r in s.running for page in r.pages]
         if not s.pool.prefix_cache:
             assert len(held) == len(set(held))

@@ -137,3 +137,29 @@ def test_blocks_of_any_size_end_where_single_characters_would(
     assert stops.finish_reason == ("stop" if ends else "length" if count == 15 else None)
     assert streamed + stops.pending == text
     assert not (stops.pending and stops.finish_reason)
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=20),
+    st.lists(st.text("abc ", min_size=1, max_size=4), max_size=2),
+    st.lists(st.integers(1, 5), min_size=20, max_size=20),
+    st.booleans(),
+    st.booleans(),
+)
+def test_text_asked_for_at_the_end_is_the_text_that_was_streamed(
+    ids: list[int], stop: list[str], widths: list[int], include: bool, ignore_eos: bool
+) -> None:
+    options: dict[str, Any] = {"stop": stop, "include_stop_str_in_output": include}
+    options |= {"max_tokens": 15, "ignore_eos": ignore_eos}
+    streaming, waiting = checker(**options), checker(**options)
+    streamed, taken = "", 0
+    for width in widths:
+        step = streaming.add(ids[taken : taken + width])
+        streamed += step.text
+        assert waiting.take(ids[taken : taken + width]) == step.kept
+        assert waiting.finish_reason == step.finish_reason
+        assert waiting.stop_reason == step.stop_reason
+        taken += width
+    assert waiting.token_ids == streaming.token_ids
+    assert waiting.text == streaming.text == streamed + streaming.pending
+    assert waiting.text == streaming.text  # asked for again, nothing is added

@@ -60,8 +60,12 @@ class Detokenizer:
             self._calls = 0
         return piece
 
-    def flush(self) -> str:
-        """What was held back, at the end of the output: broken characters as U+FFFD."""
+    def flush(self, token_ids: Sequence[int] = ()) -> str:
+        """The last text: that of ``token_ids`` and what was held back, broken characters as U+FFFD.
+
+        One decoding, where :meth:`add` takes two: a whole output may be given here at once.
+        """
+        self._window.extend(token_ids)
         piece = self._decode(self._window)[self._sent :]
         self._sent += len(piece)
         return piece

@@ -22,11 +22,6 @@ def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -
     return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=True)
 
 
-def stay(request: Request) -> tuple[Request, int]:
-    """What tells one stay in a slot from another: a preempted request may come back to its own."""
-    return request, request.preemptions
-
-
 class DeviceState:
     """The state of ``S`` slots, and of one more that stands for nothing.
 
@@ -56,12 +51,16 @@ class DeviceState:
         self.bonus = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self._integers = torch.zeros((slots + 1, 2), dtype=torch.int64, device=device)
         self._floats = torch.zeros((slots + 1, 3), dtype=torch.float32, device=device)
-        self._holder: list[tuple[Request, int] | None] = [None] * slots
+        self._stays = [0] * slots  # of the requests in the slots, by what they name it
         self._pages = [0] * slots
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Take over new holders of slots, and every page given to a request since the last call."""
-        arrived = [r for r in requests if self._holder[r.slot] != stay(r)]
+        stays, pages = self._stays, self._pages
+        changed = [r for r in requests if stays[r.slot] != r.stay or pages[r.slot] != len(r.pages)]
+        if not changed:
+            return
+        arrived = [r for r in changed if stays[r.slot] != r.stay]
         if arrived:
             rows = [sampling_row(r.params, self._vocab_size) for r in arrived]
             slots = upload([r.slot for r in arrived], torch.int64, self.device)
@@ -70,8 +69,8 @@ class DeviceState:
             self._integers.index_copy_(0, slots, upload(integers, torch.int64, self.device))
             self._floats.index_copy_(0, slots, upload(floats, torch.float32, self.device))
             for request in arrived:
-                self._holder[request.slot] = stay(request)
-        self._copy_pages(requests, {r.slot for r in arrived})
+                self._stays[request.slot] = request.stay
+        self._copy_pages(changed, {r.slot for r in arrived})
 
     def _copy_pages(self, requests: Sequence[Request], arrived: set[int]) -> None:
         at: list[int] = []

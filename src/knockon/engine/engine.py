@@ -16,21 +16,21 @@ import torch
 from torch import Tensor
 
 from knockon.engine.bad_words import bad_word_tokens
-from knockon.engine.flight import Flight, Gain, Runner
+from knockon.engine.flight import Flight, Gains, Runner
 from knockon.engine.logprobs import logprobs as raw_logprobs
 from knockon.engine.metrics import EngineMetrics, Tally
 from knockon.engine.pages import PagePool
 from knockon.engine.request import Phase, Request, RequestMetrics, RequestOutput, TokenLogprobs
 from knockon.engine.sampling_params import SamplingParams
 from knockon.engine.scheduler import Scheduler, Step
-from knockon.engine.stopping import Emitted, StopChecker
+from knockon.engine.stopping import StopChecker
 from knockon.engine.width import WidthPolicy
 from knockon.errors import Refused
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What one engine step gave one request.
+    """What one engine step gave one request; all that it ever gave, of one that is not streamed.
 
     Attributes:
         text: new text, safe to stream.
@@ -98,13 +98,20 @@ class Engine:
         return self.scheduler.has_unfinished
 
     def add(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams, seed: int
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        stream: bool = True,
     ) -> None:
         """Queue a request.
 
         Args:
             prompt: token ids, at least one.
             seed: ``params.seed``, or one drawn for this request.
+            stream: whether steps tell what they gave it. Without, its end is told and nothing
+                before; its text is then decoded once and not step by step.
 
         Raises:
             Refused: an empty prompt, ids outside the vocabulary, or a request that cannot fit.
@@ -115,6 +122,7 @@ class Engine:
             params,
             seed,
             bad_word_tokens(self.tokenizer, params.bad_words),
+            stream,
         )
         self.scheduler.add(request)
         self._stops[request_id] = StopChecker(
@@ -135,9 +143,14 @@ class Engine:
         may leave as many in flight as its ``lag``; what those give comes with later calls.
         """
         outputs: list[StepOutput] = []
-        if self._in_flight and self._host_must_know():
+        decoding = self.scheduler.decoding()
+        # Whether the next step depends on tokens that are still in flight.
+        if self._in_flight and (
+            self.scheduler.with_history or self.scheduler.short_of_pages(decoding)
+        ):
             outputs += self._land(0)
-        work = self.scheduler.schedule()
+            decoding = self.scheduler.decoding()
+        work = self.scheduler.schedule(decoding)
         if work.prefill or work.decode:
             now = time.perf_counter()
             for chunk in work.prefill:
@@ -148,12 +161,6 @@ class Engine:
             self._take_off(work, width)
             return outputs + self._land(self.runner.lag)
         return outputs + self._land(0)
-
-    def _host_must_know(self) -> bool:
-        """Whether the next step depends on tokens that are still in flight."""
-        return self.scheduler.short_of_pages() or any(
-            request.params.needs_history for request in self.scheduler.running
-        )
 
     def _take_off(self, work: Step, width: int) -> None:
         """Note what a launched step does to its requests, as far as that is known beforehand."""
@@ -175,24 +182,52 @@ class Engine:
         outputs: list[StepOutput] = []
         while len(self._in_flight) > leave:
             flight, batch, width = self._in_flight.popleft()
-            gains = flight.land()
+            landed = flight.land()
             if batch:
-                gained = [len(gain.tokens) for gain in gains if gain.verified]
+                gained = [len(own) for gains in landed if gains.verified for own in gains.tokens]
                 self.widths.record(batch, width, gained, flight.seconds)
-            for gain in gains:
-                request = gain.request
-                request.flights -= 1
-                request.ahead -= width if gain.verified else 0
-                if request.phase is not Phase.DECODE:  # it has ended meanwhile
-                    continue
-                if gain.verified:
-                    request.length += len(gain.tokens)
-                else:
-                    request.first_token_time = time.perf_counter()
-                output = self._emit(request, gain)
-                outputs.append(output)
-                if output.finished is None:
-                    self._register(request)
+            for gains in landed:
+                outputs += self._take_in(gains, width)
+        return outputs
+
+    def _take_in(self, gains: Gains, width: int) -> list[StepOutput]:
+        """Take over what a forward gave, up to a stop, and end the requests that reach theirs.
+
+        This runs for every request in every step: what one needs only now and then is tested here
+        and done elsewhere.
+        """
+        outputs: list[StepOutput] = []
+        _, _, logits, verified = gains
+        page_size, decode = self.runner.page_size, Phase.DECODE
+        lengths: list[int] = []
+        for row, (request, tokens) in enumerate(zip(gains.requests, gains.tokens, strict=True)):
+            request.flights -= 1
+            if verified:
+                request.ahead -= width
+            if request.phase is not decode:  # it has ended meanwhile
+                continue
+            stops = self._stops[request.id]
+            kept = stops.take(tokens)
+            if verified:
+                request.length += len(tokens)
+                request.accept_lengths.append(kept)
+                lengths.append(kept)
+            else:
+                request.first_token_time = time.perf_counter()
+            if kept < len(tokens):
+                tokens = tokens[:kept]
+            request.tokens += tokens
+            if logits is not None and request.params.logprobs is not None:
+                rows = logits[row, :kept]
+                request.logprobs += token_logprobs(rows, tokens, request.params.logprobs)
+            if stops.finish_reason is not None:
+                outputs.append(self._finish(request, stops, tokens))
+                continue
+            if request.stream:
+                outputs.append(StepOutput(request.id, stops.stream(), tokens, None))
+            if request.length // page_size > request.registered:
+                self._register(request)
+        self._tally.accept_lengths.update(lengths)
         return outputs
 
     def metrics(self) -> EngineMetrics:
@@ -203,34 +238,22 @@ class Engine:
         """Offer full pages below the verified length to the prefix cache."""
         full = request.length // self.runner.page_size
         if full > request.registered:
-            tokens = request.tokens[: full * self.runner.page_size]
-            self.scheduler.pool.register(tokens, request.pages, request.registered)
+            self.scheduler.pool.register(
+                request.tokens, request.pages, request.registered, request.length
+            )
             request.registered = full
 
-    def _emit(self, request: Request, gain: Gain) -> StepOutput:
-        """Take over new tokens up to a stop, and end the request where it is reached."""
-        stops = self._stops[request.id]
-        emitted = stops.add(gain.tokens)
-        kept = gain.tokens[: emitted.kept]
-        request.tokens += kept
-        if gain.verified:
-            request.accept_lengths.append(len(kept))
-            self._tally.accept_lengths[len(kept)] += 1
-        if request.params.logprobs is not None and gain.logits is not None:
-            request.logprobs += token_logprobs(
-                gain.logits[: len(kept)], kept, request.params.logprobs
-            )
-        finished = self._finish(request, stops, emitted) if emitted.finish_reason else None
-        return StepOutput(request.id, emitted.text, kept, finished)
-
-    def _finish(self, request: Request, stops: StopChecker, emitted: Emitted) -> RequestOutput:
+    def _finish(self, request: Request, stops: StopChecker, tokens: list[int]) -> StepOutput:
         # The last token's KV was never written, and rows past a stop were run but not kept.
         request.length = min(request.length, len(request.tokens) - 1)
         self._register(request)
         self.scheduler.finish(request)
         del self._stops[request.id]
-        assert emitted.finish_reason is not None
-        return self._result(request, stops, emitted.finish_reason, time.perf_counter())
+        assert stops.finish_reason is not None
+        finished = self._result(request, stops, stops.finish_reason, time.perf_counter())
+        if not request.stream:
+            return StepOutput(request.id, finished.text, finished.token_ids, finished)
+        return StepOutput(request.id, stops.stream(), tokens, finished)
 
     def _result(
         self, request: Request, stops: StopChecker, reason: str, now: float

@@ -16,18 +16,19 @@ from knockon.engine.scheduler import Step
 from knockon.models.target import Target
 
 
-class Gain(NamedTuple):
-    """Tokens that a forward gave one request.
+class Gains(NamedTuple):
+    """Tokens that a forward gave its requests.
 
     Attributes:
-        tokens: as gained, before any stop is looked for.
-        logits: ``[n, V]`` with row ``i`` the one that chose token ``i``, for the first tokens at
-            least; ``None`` where the request asked for no log-probabilities.
+        requests: a row each.
+        tokens: those of each, as gained, before any stop is looked for.
+        logits: ``[>= len(requests), n, V]`` with ``[r, i]`` the one that chose token ``i`` of
+            request ``r``; ``None`` where no request asked for log-probabilities.
         verified: whether they are a verification's, and enter the accept lengths.
     """
 
-    request: Request
-    tokens: list[int]
+    requests: Sequence[Request]
+    tokens: list[list[int]]
     logits: Tensor | None
     verified: bool
 
@@ -41,8 +42,8 @@ class Flight(Protocol):
 
     seconds: float
 
-    def land(self) -> list[Gain]:
-        """Wait for the step, and tell what every request in it gained."""
+    def land(self) -> list[Gains]:
+        """Wait for the step, and tell what each of its forwards gave, prefill first."""
         ...
 
 
@@ -73,11 +74,11 @@ class Runner(Protocol):
 class Landed:
     """A step whose tokens the host has already."""
 
-    gains: list[Gain] = field(default_factory=list)
+    gains: list[Gains] = field(default_factory=list)
     seconds: float = 0.0
 
-    def land(self) -> list[Gain]:
-        """What every request gained."""
+    def land(self) -> list[Gains]:
+        """What each forward gave."""
         return self.gains
 
 
@@ -89,7 +90,7 @@ class Awaited(NamedTuple):
         packed: int64 ``[>= len(requests), w + 1]`` in host memory: tokens, then how many were
             gained.
         logits: ``[>= len(requests), w, V]``, where any of the requests wants log-probabilities.
-        verified: see :class:`Gain`.
+        verified: see :class:`Gains`.
     """
 
     requests: Sequence[Request]
@@ -142,13 +143,15 @@ class PipelinedFlight:
         self._clock = clock
         self.seconds = 0.0
 
-    def land(self) -> list[Gain]:
+    def land(self) -> list[Gains]:
         """Wait for the copies, and read them."""
         self.seconds = self._clock.read()
-        gains = []
-        for requests, packed, logits, verified in self._parts:
-            for row, (request, values) in enumerate(zip(requests, packed.tolist(), strict=False)):
-                wanted = logits is not None and request.params.logprobs is not None
-                tokens = values[: values[-1]]
-                gains.append(Gain(request, tokens, logits[row] if wanted else None, verified))  # type: ignore[index]
-        return gains
+        return [
+            Gains(
+                requests,
+                [row[: row[-1]] for row in packed[: len(requests)].tolist()],
+                logits,
+                verified,
+            )
+            for requests, packed, logits, verified in self._parts
+        ]

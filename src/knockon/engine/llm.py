@@ -12,7 +12,7 @@ from typing import Any
 from knockon.engine.assemble import build_engine, check
 from knockon.engine.config import EngineConfig
 from knockon.engine.engine import Engine, StepOutput
-from knockon.engine.mailboxes import Mailboxes
+from knockon.engine.mailboxes import Mailboxes, take
 from knockon.engine.metrics import EngineMetrics
 from knockon.engine.noise import fresh_seed
 from knockon.engine.prompts import Prompt, as_prompts, encode_prompt
@@ -105,13 +105,13 @@ class LLM:
         if len(params) != len(batch):
             raise Refused("sampling_params", f"{len(params)} of them", f"one, or {len(batch)}")
         ids: list[str] = []
+        box: list[StepOutput] = []
         results: dict[str, RequestOutput] = {}
         try:
             for prompt, each in zip(batch, params, strict=True):
-                ids.append(self._add(prompt, each, owned=True))
+                ids.append(self._add(prompt, each, box, stream=False))
             while len(results) < len(ids):
-                waiting = [request_id for request_id in ids if request_id not in results]
-                for output in self._next_outputs(waiting):
+                for output in self._next_outputs(box):
                     if output.finished is not None:
                         results[output.request_id] = output.finished
         finally:
@@ -122,11 +122,12 @@ class LLM:
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[StepOutput, None, None]:
         """Complete one prompt, yielding what each step adds; closing the iterator aborts it."""
-        request_id = self._add(prompt, sampling_params or SamplingParams(), owned=True)
+        box: list[StepOutput] = []
+        request_id = self._add(prompt, sampling_params or SamplingParams(), box)
         done = False
         try:
             while not done:
-                for output in self._next_outputs([request_id]):
+                for output in self._next_outputs(box):
                     done = output.finished is not None
                     yield output
         finally:
@@ -138,7 +139,7 @@ class LLM:
         Steps that :meth:`generate` and :meth:`stream` take meanwhile advance it too; what it
         gained then is kept for the next :meth:`step`.
         """
-        return self._add(prompt, params, owned=False)
+        return self._add(prompt, params)
 
     def step(self) -> list[StepOutput]:
         """Advance every request by one step; what those queued with :meth:`add` have gained."""
@@ -168,26 +169,31 @@ class LLM:
         """The token ids of a prompt; raises as :func:`~knockon.engine.prompts.encode_prompt`."""
         return encode_prompt(self.tokenizer, prompt)
 
-    def _add(self, prompt: Prompt, params: SamplingParams, owned: bool) -> str:
+    def _add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        box: list[StepOutput] | None = None,
+        stream: bool = True,
+    ) -> str:
+        """Queue a prompt whose outputs go into ``box``, or the one shared by all without."""
         if not isinstance(params, SamplingParams):
             raise Refused("sampling_params", params, "SamplingParams")
         ids = self.encode(prompt)
         seed = params.seed if params.seed is not None else fresh_seed()
         with self._turn:
             request_id = str(next(self._ids))
-            self._call("add", request_id, ids, params, seed)
-            if owned:
-                self._mail.open(request_id)
+            self._call("add", request_id, ids, params, seed, stream)
+            if box is not None:
+                self._mail.open(request_id, box)
         return request_id
 
-    def _next_outputs(self, waiting: Sequence[str]) -> list[StepOutput]:
-        """What has come for these requests; a step is taken where nothing has."""
+    def _next_outputs(self, box: list[StepOutput]) -> list[StepOutput]:
+        """What has come into a box; a step is taken where nothing has."""
         with self._turn:
-            found = [output for each in waiting for output in self._mail.take(each)]
-            if not found:
+            if not box:
                 self._advance()
-                found = [output for each in waiting for output in self._mail.take(each)]
-        return found
+            return take(box)
 
     def _advance(self) -> None:
         with self._turn:

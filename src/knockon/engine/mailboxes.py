@@ -11,37 +11,38 @@ class Mailboxes:
     """Keeps each request's outputs for the caller who waits for them.
 
     A step advances every request, so whoever takes it also receives what belongs to others. A
-    request with a box of its own (``generate`` and ``stream`` open one) has its outputs put there;
-    all others (queued with ``add``) share one, which ``LLM.step`` empties.
+    call of ``generate`` or ``stream`` has a box of its own for its requests; all others (queued
+    with ``add``) share one, which ``LLM.step`` empties.
     """
 
     def __init__(self) -> None:
-        self._boxes: dict[str, list[StepOutput]] = {}
+        self._boxes: dict[str, list[StepOutput]] = {}  # by request
         self._shared: list[StepOutput] = []
 
-    def open(self, request_id: str) -> None:
-        """Give a request a box of its own."""
-        self._boxes[request_id] = []
+    def open(self, request_id: str, box: list[StepOutput]) -> None:
+        """Put a request's outputs into ``box`` from now on."""
+        self._boxes[request_id] = box
 
     def close(self, request_id: str) -> None:
-        """Drop a request's box and what is in it."""
+        """Keep nothing more for the call that a request belongs to."""
         self._boxes.pop(request_id, None)
 
     def deliver(self, outputs: Iterable[StepOutput]) -> None:
-        """Put each output into the box of its request, or the shared one."""
+        """Put each output into the box that its request belongs to, or the shared one."""
         for output in outputs:
             self._boxes.get(output.request_id, self._shared).append(output)
 
     def owned(self, request_id: str) -> bool:
-        """Whether a request has a box of its own."""
+        """Whether a request belongs to a call."""
         return request_id in self._boxes
 
-    def take(self, request_id: str) -> list[StepOutput]:
-        """Empty a request's box."""
-        found, self._boxes[request_id] = self._boxes[request_id], []
-        return found
-
     def take_shared(self) -> list[StepOutput]:
-        """Empty the box of the requests that have none of their own."""
-        found, self._shared = self._shared, []
-        return found
+        """Empty the box of the requests that belong to no call."""
+        return take(self._shared)
+
+
+def take(box: list[StepOutput]) -> list[StepOutput]:
+    """Empty a box."""
+    found = box.copy()
+    box.clear()
+    return found

@@ -8,7 +8,7 @@ written for every position in it.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from knockon.layers.attention import NULL_PAGE
@@ -96,19 +96,28 @@ class PagePool:
             self._idle.pop(node.page, None)
         return pages
 
-    def register(self, tokens: Sequence[int], pages: Sequence[int], first: int = 0) -> None:
+    def register(
+        self,
+        tokens: Sequence[int],
+        pages: Sequence[int],
+        first: int = 0,
+        written: int | None = None,
+    ) -> None:
         """Offer the full pages of ``tokens`` for reuse, from page index ``first`` on.
 
-        Call only with tokens whose target and draft KV are written. A run that is cached already
-        under another page stays there, and nothing below it is registered twice.
+        A run that is cached already under another page stays there, and nothing below it is
+        registered twice.
+
+        Args:
+            written: how many of the tokens have their target and draft KV written; without it all.
         """
         if not self.prefix_cache:
             return
         parent = NULL_PAGE if first == 0 else pages[first - 1]
         if first and parent not in self._by_page:
             return
-        for run, page in zip(self._runs(tokens, first), pages[first:], strict=False):
-            key = (parent, run)
+        for index, run in enumerate(self._runs(tokens, first, written), first):
+            page, key = pages[index], (parent, run)
             if key in self._by_key:
                 if self._by_key[key].page != page:
                     return
@@ -119,12 +128,13 @@ class PagePool:
                     self._by_page[parent].children += 1
             parent = page
 
-    def _runs(self, tokens: Sequence[int], first: int = 0) -> list[tuple[int, ...]]:
+    def _runs(
+        self, tokens: Sequence[int], first: int = 0, end: int | None = None
+    ) -> Iterator[tuple[int, ...]]:
         size = self.page_size
-        return [
-            tuple(tokens[start : start + size])
-            for start in range(first * size, len(tokens) - size + 1, size)
-        ]
+        end = len(tokens) if end is None else end
+        for start in range(first * size, end - size + 1, size):
+            yield tuple(tokens[start : start + size])
 
     def _evict(self) -> None:
         """Drop the page longest idle that no cached page continues."""

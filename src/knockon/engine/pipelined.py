@@ -8,12 +8,13 @@ width, kind of draw); prefill runs eagerly on the same stream, before it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from knockon.drafters.base import Drafter
-from knockon.engine.device_state import DeviceState, stay, upload
+from knockon.engine.device_state import DeviceState, upload
 from knockon.engine.flight import Awaited, Clock, PipelinedFlight
 from knockon.engine.graphs import CapturedStep, GraphKey, StepGraphs, bucket_of
 from knockon.engine.request import Request
@@ -37,6 +38,22 @@ from knockon.models.target import Target
 
 _GREEDY = DrawKind.of([])
 _TIMED_REPLAYS = 5
+
+
+class _Batch(NamedTuple):
+    """What a decode step needs to know of its requests that changes only with them.
+
+    Attributes:
+        stays: theirs, by which a batch is known again.
+        slots: int64 ``[n]`` on the device, or the bucket's that name them.
+        kind: what is drawn; ``None`` where every step must build it afresh, penalties and all.
+        bucket: of the graphs that serve it; ``None`` to run it eagerly.
+    """
+
+    stays: list[int]
+    slots: Tensor
+    kind: DrawKind | None
+    bucket: int | None
 
 
 class PipelinedRunner:
@@ -73,11 +90,12 @@ class PipelinedRunner:
         # Where attention reads lengths on the device, the host gives no bound; else all of a table.
         self._context = None if target.attention.reads_lengths else pages * page_size
         # Whose length and bonus token the device knows; it alone knows the newest.
-        self._placed: list[tuple[Request, int] | None] = [None] * max_batch_size
+        self._placed = [0] * max_batch_size  # stays, by slot
         self._slots = {
             bucket: torch.full((bucket,), self.state.idle, device=self.device) for bucket in buckets
         }
-        self._in_bucket: dict[int, tuple[int, ...]] = {}
+        self._in_bucket: dict[int, Sequence[int]] = {}
+        self._batch: _Batch | None = None
         self.graphs = StepGraphs(self.device)
         self._engines = Engines(target, drafter, [], target.group, page_size, accept)
 
@@ -128,6 +146,7 @@ class PipelinedRunner:
         """Seconds of every graph by ``(bucket, width)``, on idle slots: no context to read."""
         with torch.inference_mode():
             found = {}
+            self._batch = None  # its bucket may be named anew
             for key, graph in self.graphs.items():
                 self._fill(key.bucket, [])
                 graph.replay()
@@ -155,28 +174,41 @@ class PipelinedRunner:
             self._step(idle.expand(bucket).contiguous(), width, _GREEDY)
 
     def _decode(self, requests: Sequence[Request], width: int) -> Awaited:
-        self._place([r for r in requests if self._placed[r.slot] != stay(r)])
+        batch = self._compose(requests)
+        if batch.kind is None or batch.bucket is None:
+            packed, logits = self._step(batch.slots, width, batch.kind, requests)
+            wanted = logits if batch.kind is None else None
+            return Awaited(requests, to_host(packed), wanted, verified=True)
+        packed = self._graph(GraphKey(batch.bucket, width, batch.kind)).replay()
+        return Awaited(requests, to_host(packed[: len(requests)]), None, verified=True)
+
+    def _compose(self, requests: Sequence[Request]) -> _Batch:
+        """What a step needs of its batch: the same as before while nobody joins or leaves."""
+        stays = [r.stay for r in requests]
+        if self._batch is not None and self._batch.stays == stays:
+            return self._batch
+        self._batch = None  # until all below is done
+        self._place([r for r in requests if self._placed[r.slot] != r.stay])
+        slots = [r.slot for r in requests]
         params = [r.params for r in requests]
-        if any(p.logprobs is not None or p.needs_history for p in params):
-            slots = upload([r.slot for r in requests], torch.int64, self.device)
-            packed, logits = self._step(slots, width, None, requests)
-            return Awaited(requests, to_host(packed), logits, verified=True)
-        vocab_size = self.target.config.vocab_size
-        kind = DrawKind.of([sampling_row(p, vocab_size) for p in params]).rounded()
-        if not self._slots:
-            slots = upload([r.slot for r in requests], torch.int64, self.device)
-            packed, _ = self._step(slots, width, kind)
+        kind = None
+        if not any(p.logprobs is not None or p.needs_history for p in params):
+            vocab_size = self.target.config.vocab_size
+            kind = DrawKind.of([sampling_row(p, vocab_size) for p in params]).rounded()
+        if kind is None or not self._slots:
+            batch = _Batch(stays, upload(slots, torch.int64, self.device), kind, None)
         else:
             bucket = bucket_of(len(requests), self._slots)
-            self._fill(bucket, [r.slot for r in requests])
-            packed = self._graph(GraphKey(bucket, width, kind)).replay()
-        return Awaited(requests, to_host(packed[: len(requests)]), None, verified=True)
+            self._fill(bucket, slots)
+            batch = _Batch(stays, self._slots[bucket], kind, bucket)
+        self._batch = batch
+        return batch
 
     def _fill(self, bucket: int, slots: Sequence[int]) -> None:
         """Name the slots that the graphs of a bucket are to work on."""
-        filled = (*slots, *[self.state.idle] * (bucket - len(slots)))
-        if self._in_bucket.get(bucket) != filled:
-            self._in_bucket[bucket] = filled
+        if self._in_bucket.get(bucket) != slots:
+            self._in_bucket[bucket] = slots
+            filled = (*slots, *[self.state.idle] * (bucket - len(slots)))
             self._slots[bucket].copy_(upload(filled, torch.int64, self.device))
 
     def _graph(self, key: GraphKey) -> CapturedStep:
@@ -239,7 +271,7 @@ class PipelinedRunner:
             kind = DrawKind.of(found)
         drawn, logits = self._first_tokens(hidden, ends, slots, kind, requests)
         for request in requests:
-            self._placed[request.slot] = stay(request)
+            self._placed[request.slot] = request.stay
         packed = torch.stack([drawn, torch.ones_like(drawn)], dim=1)
         return Awaited(requests, to_host(packed), logits, verified=False)
 
@@ -287,7 +319,7 @@ class PipelinedRunner:
         known = [(r.slot, r.length, r.tokens[-1]) for r in requests]
         self.state.place(*upload(known, torch.int64, self.device).unbind(1))
         for request in requests:
-            self._placed[request.slot] = stay(request)
+            self._placed[request.slot] = request.stay
 
     def _sampling_of(self, requests: Sequence[Request]) -> SamplingBatch:
         return SamplingBatch.build(

@@ -39,11 +39,14 @@ class Request:
 
     Attributes:
         bad_words: the token sequences of ``params.bad_words``.
+        stream: whether every step's gain is told, or the end alone.
         tokens: prompt and output. The last one may be the bonus token, whose KV is not written.
         length: verified tokens whose target and draft KV are written, from position 0.
         pages: the KV pages held, in order of position.
         registered: how many of them have been offered to the prefix cache.
         slot: its place in the device's state while it runs, else -1.
+        stay: names one stay in a slot: a preempted request may come back to the slot it had.
+        most_tokens: prompt and output that it may reach, by its own cap and by the context.
         flights: launched forwards whose tokens for it the host has not seen yet.
         ahead: by how many tokens, at most, those may make it longer.
     """
@@ -53,6 +56,7 @@ class Request:
     params: SamplingParams
     seed: int
     bad_words: tuple[tuple[int, ...], ...] = ()
+    stream: bool = True
     arrival: float = field(default_factory=time.perf_counter)
     phase: Phase = Phase.WAITING
     tokens: list[int] = field(default_factory=list)
@@ -60,6 +64,8 @@ class Request:
     pages: list[int] = field(default_factory=list)
     registered: int = 0
     slot: int = -1
+    stay: int = 0
+    most_tokens: int = 0
     flights: int = 0
     ahead: int = 0
     accept_lengths: list[int] = field(default_factory=list)

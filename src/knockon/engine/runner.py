@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from knockon.drafters.base import Drafter
-from knockon.engine.flight import Gain, Landed
+from knockon.engine.flight import Gains, Landed
 from knockon.engine.request import Request
 from knockon.engine.sampling import SamplingBatch, SamplingRequest, sample
 from knockon.engine.scheduler import PrefillChunk, Step
@@ -76,13 +76,13 @@ class ModelRunner:
             first = self.prefill(chunk)
             if first is not None:
                 tokens = first.accepted.tokens[0].tolist()
-                gains.append(Gain(chunk.request, tokens, first.logits[0], verified=False))
+                gains.append(Gains([chunk.request], [tokens], first.logits, verified=False))
         began = time.perf_counter()
         if step.decode:
             accepted, logits = self.decode(step.decode, width)
             rows = zip(accepted.tokens.tolist(), accepted.lengths.tolist(), strict=True)
-            for row, (tokens, gained) in enumerate(rows):
-                gains.append(Gain(step.decode[row], tokens[:gained], logits[row], verified=True))
+            kept = [tokens[:gained] for tokens, gained in rows]
+            gains.append(Gains(step.decode, kept, logits, verified=True))
         return Landed(gains, time.perf_counter() - began)
 
     @torch.inference_mode()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from knockon.engine.pages import PagePool
 from knockon.engine.request import Phase, Request
@@ -38,6 +39,13 @@ class Step:
     decode: list[Request]
 
 
+class Decoding(NamedTuple):
+    """Who decodes next, oldest first, and who of them lacks how many pages for the next block."""
+
+    requests: list[Request]
+    lacking: list[tuple[Request, int]]
+
+
 class Scheduler:
     """Decides; it never touches a tensor.
 
@@ -48,6 +56,11 @@ class Scheduler:
         block_rows: positions that a decode step may write past a request's length: the larger of
             the verify width and the drafter's block.
         max_length: positions that a request may reach, prompt and output.
+
+    Attributes:
+        waiting: requests that hold nothing, first come first.
+        running: requests in prefill or decode, oldest first.
+        with_history: how many of those draw from the tokens before, not from their logits alone.
     """
 
     def __init__(
@@ -64,7 +77,9 @@ class Scheduler:
         self.block_rows = block_rows
         self.max_length = max_length
         self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # oldest first
+        self.running: list[Request] = []
+        self.with_history = 0
+        self._stays = 0
         self._free_slots: list[int] = []  # below the number of slots ever held at once
 
     @property
@@ -84,8 +99,8 @@ class Scheduler:
             raise Refused(
                 "prompt length", prompt, f"at most {self.max_length - 1} tokens of the context"
             )
-        positions = min(prompt + cap, self.max_length) + self.block_rows
-        needed = self.pool.pages_for(positions)
+        most = min(prompt + cap, self.max_length)
+        needed = self.pool.pages_for(most + self.block_rows)
         if needed > self.pool.usable:
             raise Refused(
                 "prompt length + max_tokens",
@@ -94,6 +109,7 @@ class Scheduler:
                 "of KV memory",
                 "Lower max_tokens or raise kv_memory.",
             )
+        request.most_tokens = most
         self.waiting.append(request)
 
     def abort(self, request_id: str) -> Request | None:
@@ -106,19 +122,21 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """Give back what a request holds."""
-        if request in self.waiting:
+        if request.phase is Phase.WAITING:
             self.waiting.remove(request)
         else:
             self._stop(request)
         request.phase = Phase.FINISHED
 
-    def schedule(self) -> Step:
+    def schedule(self, decoding: Decoding | None = None) -> Step:
         """Choose the next step's work and reserve its pages.
 
-        With forwards in flight, see :meth:`short_of_pages` first.
+        Args:
+            decoding: what :meth:`decoding` has just told, if it was asked. With forwards in flight
+                it must not be short of pages.
         """
-        self._reserve_blocks()
-        self._admit()
+        decode = self._reserve_blocks(self.decoding() if decoding is None else decoding)
+        decode += self._admit()
         budget = self.prefill_chunk
         chunks: list[PrefillChunk] = []
         for request in self.running:
@@ -126,35 +144,37 @@ class Scheduler:
                 count = min(budget, request.prefill_end - request.length)
                 chunks.append(PrefillChunk(request, request.length, count))
                 budget -= count
-        return Step(chunks, self._decoding())
+        return Step(chunks, decode)
 
-    def short_of_pages(self) -> bool:
+    def decoding(self) -> Decoding:
+        """Who decodes next: all but those that what is in flight will surely end.
+
+        Every running request is looked at here, once a step.
+        """
+        decode, phase, rows, size = [], Phase.DECODE, self.block_rows, self.pool.page_size
+        lacking = []
+        for request in self.running:
+            if (
+                request.phase is phase
+                and len(request.tokens) + request.flights < request.most_tokens
+            ):
+                decode.append(request)
+                reach = request.length + request.ahead + rows
+                if reach > len(request.pages) * size:
+                    lacking.append((request, self.pool.pages_for(reach) - len(request.pages)))
+        return Decoding(decode, lacking)
+
+    def short_of_pages(self, decoding: Decoding) -> bool:
         """Whether :meth:`schedule` would have to preempt a request.
 
         A request may be preempted only while nothing of it is in flight: what it gains there could
         not be given to it any more.
         """
-        missing = sum(max(0, self._missing_pages(r)) for r in self._decoding())
-        return missing > self.pool.available
+        return sum(missing for _, missing in decoding.lacking) > self.pool.available
 
-    def _decoding(self) -> list[Request]:
-        """Who decodes next: all but those that what is in flight will surely end."""
-        return [
-            request
-            for request in self.running
-            if request.phase is Phase.DECODE
-            and request.num_output + request.flights < self.most_output(request)
-        ]
-
-    def most_output(self, request: Request) -> int:
-        """Tokens that a request may generate, by its own cap and by the context."""
-        return min(request.params.max_tokens, self.max_length - len(request.prompt))
-
-    def _missing_pages(self, request: Request) -> int:
-        reach = request.length + request.ahead + self.block_rows
-        return self.pool.pages_for(reach) - len(request.pages)
-
-    def _admit(self) -> None:
+    def _admit(self) -> list[Request]:
+        """Let waiting requests run while there is room; those with nothing to prefill."""
+        ready: list[Request] = []
         while self.waiting and len(self.running) < self.max_batch_size:
             request = self.waiting[0]
             cached = self.pool.match(request.tokens[: len(request.tokens) - 1])
@@ -165,28 +185,40 @@ class Scheduler:
             pages = self.pool.allocate(needed) if fits else None
             if pages is None:
                 self.pool.release(cached)
-                return
+                break
             self.waiting.popleft()
             request.pages = cached + pages
             request.length = len(cached) * self.pool.page_size
             request.cached_tokens = max(request.cached_tokens, request.length)
             request.registered = len(cached)
             request.slot = self._free_slots.pop() if self._free_slots else len(self.running)
+            self._stays += 1
+            request.stay = self._stays
             request.phase = Phase.PREFILL
             if request.length == request.prefill_end:
                 request.phase = Phase.DECODE
+                ready.append(request)
             self.running.append(request)
+            self.with_history += request.params.needs_history
+        return ready
 
-    def _reserve_blocks(self) -> None:
-        """Give every decoding request the pages of its next block, preempting the youngest."""
-        for request in self._decoding():
-            missing = self._missing_pages(request)
-            while missing > 0 and request.phase is Phase.DECODE:
+    def _reserve_blocks(self, decoding: Decoding) -> list[Request]:
+        """Give every decoding request the pages of its next block, preempting the youngest.
+
+        Returns:
+            Those that still decode.
+        """
+        running = len(self.running)
+        for request, missing in decoding.lacking:
+            while request.phase is Phase.DECODE:
                 pages = self.pool.allocate(missing)
                 if pages is not None:
                     request.pages += pages
                     break
                 self._preempt(self.running[-1])
+        if len(self.running) == running:
+            return decoding.requests
+        return [request for request in decoding.requests if request.phase is Phase.DECODE]
 
     def _preempt(self, request: Request) -> None:
         self._stop(request)
@@ -196,6 +228,7 @@ class Scheduler:
 
     def _stop(self, request: Request) -> None:
         self.running.remove(request)
+        self.with_history -= request.params.needs_history
         self.pool.release(request.pages)
         self._free_slots.append(request.slot)
         request.pages = []

@@ -44,7 +44,6 @@ class StopChecker:
 
     Attributes:
         token_ids: the output's tokens so far.
-        text: the output's text so far, before any stop string.
         finish_reason: as in :class:`Emitted`.
         stop_reason: as in :class:`Emitted`.
     """
@@ -57,16 +56,30 @@ class StopChecker:
         limit: int | None = None,
     ) -> None:
         self.token_ids: list[int] = []
-        self.text = ""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self._include_stop = params.include_stop_str_in_output
         self._stops = tuple(params.stop)
         self._stop_ids = frozenset(params.stop_token_ids)
-        self._eos_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        self._ends = self._stop_ids | (frozenset() if params.ignore_eos else set(eos_token_ids))
         self._limit = params.max_tokens if limit is None else min(limit, params.max_tokens)
         self._detokenizer = Detokenizer(tokenizer)
+        self._text = ""
+        self._undecoded: list[int] = []
+        self._flushed = False
         self._streamed = 0
+
+    @property
+    def text(self) -> str:
+        """The output's text so far, before any stop string."""
+        ended = self.finish_reason is not None and not isinstance(self.stop_reason, str)
+        if ended and not self._flushed:
+            self._text += self._detokenizer.flush(self._undecoded)
+            self._flushed = True
+        elif self._undecoded:
+            self._text += self._detokenizer.add(self._undecoded)
+        self._undecoded = []
+        return self._text
 
     @property
     def pending(self) -> str:
@@ -74,63 +87,73 @@ class StopChecker:
         return self.text[self._streamed :]
 
     def add(self, token_ids: Sequence[int]) -> Emitted:
-        """Takes the tokens of one step; after the end none is kept.
+        """Takes the tokens of one step, and tells what may be streamed; see :meth:`take`."""
+        kept = self.take(token_ids)
+        return Emitted(kept, self.stream(), self.finish_reason, self.stop_reason)
 
-        Text is decoded token by token only where stop strings have to be found.
+    def take(self, token_ids: Sequence[int]) -> int:
+        """Takes the tokens of one step; how many of them belong to the output, after its end none.
+
+        Text is decoded token by token only where stop strings have to be found; else it waits
+        until somebody asks for it.
         """
+        if self.finish_reason is not None:
+            return 0
+        runs_on = len(self.token_ids) + len(token_ids) < self._limit
+        if runs_on and not self._stops and self._ends.isdisjoint(token_ids):
+            self.token_ids += token_ids
+            self._undecoded += token_ids
+            return len(token_ids)
+        return self._take_one_by_one(token_ids)
+
+    def _take_one_by_one(self, token_ids: Sequence[int]) -> int:
         before = len(self.token_ids)
-        undecoded: list[int] = []
         for token in token_ids:
-            if self.finish_reason is not None:
-                break
             self.token_ids.append(token)
-            ends = token in self._stop_ids or token in self._eos_ids
+            ends = token in self._ends
             if not ends or self._include_stop:
-                undecoded.append(token)
+                self._undecoded.append(token)
             if self._stops:
-                cut = self._extend(self._detokenizer.add(undecoded))
-                undecoded.clear()
-                if cut:
+                piece = self._detokenizer.add(self._undecoded)
+                self._undecoded = []
+                if self._extend(piece):
                     break
             if ends:
                 self.finish_reason = "stop"
                 self.stop_reason = token if token in self._stop_ids else None
-            elif len(self.token_ids) >= self._limit:
+                break
+            if len(self.token_ids) >= self._limit:
                 self.finish_reason = "length"
-        if undecoded:
-            self.text += self._detokenizer.add(undecoded)
-        if self.finish_reason is not None and not isinstance(self.stop_reason, str):
-            self.text += self._detokenizer.flush()
-        return Emitted(
-            len(self.token_ids) - before, self._stream(), self.finish_reason, self.stop_reason
-        )
+                break
+        return len(self.token_ids) - before
 
     def _extend(self, piece: str) -> bool:
         """Adds text; cuts it at the first stop string to be complete, and says whether it did."""
-        start = len(self.text)
-        self.text += piece
+        start = len(self._text)
+        self._text += piece
         found: tuple[int, int, str] | None = None
         for stop in self._stops:
-            begin = self.text.find(stop, max(0, start - len(stop) + 1))
+            begin = self._text.find(stop, max(0, start - len(stop) + 1))
             if begin >= 0:
                 candidate = (begin + len(stop), begin, stop)
                 found = candidate if found is None else min(found, candidate)
         if found is not None:
             end, begin, self.stop_reason = found
-            self.text = self.text[: end if self._include_stop else begin]
+            self._text = self._text[: end if self._include_stop else begin]
             self.finish_reason = "stop"
         return found is not None
 
-    def _stream(self) -> str:
+    def stream(self) -> str:
         """The text not streamed yet, less its longest end that begins a stop string."""
+        text = self.text
         held = 0
-        if self.finish_reason is None and not self._include_stop:
-            longest = max((len(stop) - 1 for stop in self._stops), default=0)
-            for size in range(min(longest, len(self.text)), 0, -1):
-                end = self.text[-size:]
+        if self._stops and self.finish_reason is None and not self._include_stop:
+            longest = max(len(stop) - 1 for stop in self._stops)
+            for size in range(min(longest, len(text)), 0, -1):
+                end = text[-size:]
                 if any(stop.startswith(end) for stop in self._stops):
                     held = size
                     break
-        piece = self.text[self._streamed : len(self.text) - held]
+        piece = text[self._streamed : len(text) - held]
         self._streamed += len(piece)
         return piece

@@ -10,7 +10,7 @@ from statistics import fmean
 import torch
 
 from knockon.engine.engine import Engine
-from knockon.engine.request import Phase, RequestMetrics
+from knockon.engine.request import RequestMetrics
 from knockon.engine.sampling_params import SamplingParams
 
 
@@ -78,11 +78,7 @@ class ClosedLoop:
         A request that what is in flight will surely end decodes no more.
         """
         scheduler = self.engine.scheduler
-        decoding = sum(
-            request.phase is Phase.DECODE
-            and request.num_output + request.flights < scheduler.most_output(request)
-            for request in scheduler.running
-        )
+        decoding = len(scheduler.decoding().requests)
         return decoding == len(scheduler.running) == self.concurrency
 
     def step(self) -> None:
@@ -116,7 +112,7 @@ class ClosedLoop:
 
     def _add(self) -> None:
         prompt, seed = self._waiting[self._added]
-        self.engine.add(str(self._added), prompt, self._params, seed)
+        self.engine.add(str(self._added), prompt, self._params, seed, stream=False)
         self._added += 1
 
 
