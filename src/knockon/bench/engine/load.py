@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -27,6 +28,7 @@ class LoadResult:
         time_to_first_token: mean over requests, from when one was added.
         time_per_token: mean over requests, of the tokens after the first.
         accept_length: tokens kept per verification.
+        widths: decode steps by verify width.
     """
 
     tokens: int
@@ -36,6 +38,7 @@ class LoadResult:
     time_to_first_token: float
     time_per_token: float
     accept_length: float
+    widths: dict[int, int]
 
     @property
     def tokens_per_second(self) -> float:
@@ -129,6 +132,7 @@ def serve(
     ended: Callable[[], None] = lambda: None,
 ) -> LoadResult:
     """Serve all the requests and say how fast it went."""
+    before = engine.metrics().widths
     synchronise(engine)
     start = time.perf_counter()
     loop = ClosedLoop(engine, concurrency, prompts, seeds, output_len, ended)
@@ -147,6 +151,7 @@ def serve(
             for count, metrics in found
         ),
         accept_length=fmean(lengths),
+        widths=dict(Counter(engine.metrics().widths) - Counter(before)),
     )
 
 

@@ -28,8 +28,8 @@ class SyntheticAccept:
     small kernels more than the real thing.
 
     Args:
-        mean: accept length wanted, bonus included, 1 to ``width``.
-        width: the verify width; a narrower step cuts the same law off earlier.
+        mean: accept length wanted at ``width``, bonus included, 1 to ``width``.
+        width: the widest that is verified; a narrower step cuts the same law off earlier.
 
     Attributes:
         rate: probability that a proposal is accepted if all before it were.
@@ -43,6 +43,10 @@ class SyntheticAccept:
         self.width = width
         self.rate = acceptance_rate(mean, width)
         self._below = min(int(self.rate * 2**64), 2**64 - 1) - 2**63
+
+    def mean_at(self, width: int) -> float:
+        """Mean accept length where ``width`` positions are verified: ``1 + p + … + p^(w-1)``."""
+        return sum(self.rate**i for i in range(width))
 
     def passes(self, seeds: Tensor, positions: Tensor) -> Tensor:
         """Whether the proposals at these positions are accepted if all before them are; bool."""
