@@ -53,6 +53,7 @@ class ClosedLoop:
         seeds: of the requests, one each; there are as many requests.
         prompts: token ids, as many.
         ended: called when a request has ended.
+        temperature: 0 is greedy.
     """
 
     def __init__(
@@ -63,11 +64,14 @@ class ClosedLoop:
         seeds: Sequence[int],
         output_len: int,
         ended: Callable[[], None] = lambda: None,
+        temperature: float = 0.0,
     ) -> None:
         self.engine = engine
         self.concurrency = concurrency
         self.finished: list[tuple[int, RequestMetrics]] = []
-        self._params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+        self._params = SamplingParams(
+            temperature=temperature, max_tokens=output_len, ignore_eos=True
+        )
         self._waiting = list(zip(prompts, seeds, strict=True))
         self._ended = ended
         self._added = 0
@@ -130,12 +134,13 @@ def serve(
     seeds: Sequence[int],
     output_len: int,
     ended: Callable[[], None] = lambda: None,
+    temperature: float = 0.0,
 ) -> LoadResult:
     """Serve all the requests and say how fast it went."""
     before = engine.metrics().widths
     synchronise(engine)
     start = time.perf_counter()
-    loop = ClosedLoop(engine, concurrency, prompts, seeds, output_len, ended)
+    loop = ClosedLoop(engine, concurrency, prompts, seeds, output_len, ended, temperature)
     full_steps = loop.run()
     seconds = time.perf_counter() - start
     found = loop.finished
