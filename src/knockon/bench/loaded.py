@@ -101,7 +101,11 @@ class LoadedModels:
         return BoundRunner(runner, budget, c, tuple(widths))
 
     def engine(self, bound: BoundRunner, widths: WidthPolicy) -> Engine:
-        """A fresh engine on a runner."""
+        """A fresh engine on a runner.
+
+        Its pages are the same as those of the runner's other engines: without a prefix cache they
+        may take turns, each while the others are idle.
+        """
         sizes = default_sizes(self.config.device)
         return Engine(
             bound.runner,
