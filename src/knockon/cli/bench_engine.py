@@ -51,6 +51,13 @@ def engine(
             show_default="dflash=6.878,domino=9.163",
         ),
     ] = None,
+    narrow_accept_length: Annotated[
+        str | None,
+        typer.Option(
+            help="METHOD@WIDTH=MEAN, e.g. domino@8=6.335: the mean accept length at a narrower "
+            "width, where it is known to be another than the same law cut off."
+        ),
+    ] = None,
     verify_width: Annotated[
         str | None,
         typer.Option(
@@ -117,6 +124,7 @@ def engine(
         parse_alternate,
         parse_concurrency,
         parse_methods,
+        parse_narrow_accept_lengths,
         parse_verify_widths,
     )
     from knockon.bench.engine.plot import write_plot
@@ -137,6 +145,11 @@ def engine(
         output_len=output_len,
         verify_widths=None if verify_width is None else parse_verify_widths(verify_width),
         accept_lengths=None if accept_length is None else parse_accept_lengths(accept_length),
+        narrow_accept_lengths=(
+            None
+            if narrow_accept_length is None
+            else parse_narrow_accept_lengths(narrow_accept_length)
+        ),
         pool_size=pool_size,
         draft_head_dtype=draft_head_dtype,
         alternate=None if alternate is None else parse_alternate(alternate),

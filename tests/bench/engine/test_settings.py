@@ -10,6 +10,7 @@ from knockon.bench.engine.parsing import (
     parse_accept_lengths,
     parse_alternate,
     parse_concurrency,
+    parse_narrow_accept_lengths,
     parse_verify_widths,
 )
 from knockon.bench.engine.reference import read_reference
@@ -60,6 +61,8 @@ def test_what_is_left_out_depends_on_the_device():
         ("draft_head_dtype", {"draft_head_dtype": "fp8", "dtype": "float64"}),
         ("accept_length of dflash", {"accept_lengths": {"dflash": 17.0}}),
         ("accept_length of domino", {"accept_lengths": {"domino": 0.5}}),
+        ("accept_length of domino", {"narrow_accept_lengths": {"domino": (8, 5.0)}}),
+        ("narrow_accept_length of domino", {"narrow_accept_lengths": {"domino": (16, 7)}}),
         ("pool_size", {"pool_size": -1}),
         ("repeats", {"repeats": 0}),
         ("seed", {"seed": -1}),
@@ -99,6 +102,10 @@ def test_lists_are_read_with_commas_between():
             parse_accept_lengths(text)
     assert parse_verify_widths("8, auto,16") == (8, "auto", 16)
     assert parse_alternate("1, 32") == (1, 32)
+    assert parse_narrow_accept_lengths("domino@8 = 6.335") == {"domino": (8, 6.335)}
+    for text in ("domino=6", "target@8=2", "domino@x=6", "domino@8=6,domino@4=3"):
+        with pytest.raises(Refused, match="METHOD@WIDTH=MEAN"):
+            parse_narrow_accept_lengths(text)
     with pytest.raises(Refused, match="concurrency"):
         parse_concurrency("1;8")
 

@@ -31,6 +31,26 @@ def parse_accept_lengths(text: str) -> dict[str, float]:
     return found
 
 
+def parse_narrow_accept_lengths(text: str) -> dict[str, tuple[int, float]]:
+    """``"domino@8=6.335"`` to a width and a mean by method.
+
+    Raises:
+        Refused: anything else.
+    """
+    found: dict[str, tuple[int, float]] = {}
+    for part in text.split(","):
+        key, _, mean = (piece.strip() for piece in part.partition("="))
+        method, _, width = key.partition("@")
+        try:
+            if method not in ACCEPT_LENGTHS or method in found:
+                raise ValueError
+            found[method] = (int(width), float(mean))
+        except ValueError:
+            wanted = f"METHOD@WIDTH=MEAN with commas between, of {', '.join(ACCEPT_LENGTHS)}"
+            raise Refused("narrow_accept_length", part, wanted) from None
+    return found
+
+
 def parse_concurrency(text: str) -> tuple[int, ...]:
     """``"1,8,32"`` to numbers.
 

@@ -12,7 +12,6 @@ from knockon.bench.engine.load import LoadResult
 from knockon.bench.engine.reference import Reference
 from knockon.bench.engine.settings import METHODS, EngineSettings
 from knockon.bench.engine.shapes import draft_parameters, target_parameters
-from knockon.bench.engine.synthetic import SyntheticAccept
 from knockon.bench.engine.trace import Profile
 from knockon.bench.engine.variant import TARGET, Variant
 
@@ -139,6 +138,8 @@ class EngineReport:
                 f"; synthetic accept lengths {lengths} where all {s.shape.block_size} positions "
                 "are verified, cut off at narrower widths"
             )
+            for name, (width, mean) in s.narrow_accept_lengths.items():
+                text += f", {name} {mean:g} where {width} are"
             if s.draft_head_dtype != "auto":
                 text += f"; proposals from an LM head in {s.draft_head_dtype}"
         return text + "; no text is decoded"
@@ -194,7 +195,10 @@ class EngineReport:
                 "domino_parameters": draft_parameters(shape.domino),
             },
             "settings": {name: getattr(s, name) for name in names}
-            | {"accept_lengths": dict(s.accept_lengths)},
+            | {
+                "accept_lengths": dict(s.accept_lengths),
+                "narrow_accept_lengths": dict(s.narrow_accept_lengths),
+            },
             "methods": {name: METHODS[name] for name in s.methods},
             "facts": {name: asdict(facts) for name, facts in self.facts.items()},
             "reference": None if self.reference is None else self._reference(self.reference),
@@ -212,10 +216,11 @@ class EngineReport:
 
     def _asked(self, variant: Variant) -> float | None:
         """The mean accept length that the law gives at that width."""
-        width, mean = variant.width, self.settings.accept_lengths.get(variant.method, 1.0)
-        if not isinstance(width, int):
+        if variant.method == TARGET:
+            return 1.0
+        if not isinstance(variant.width, int):
             return None
-        return SyntheticAccept(mean, self.settings.shape.block_size).mean_at(width)
+        return self.settings.law_of(variant.method).mean_at(variant.width)
 
     def _alternation(self, found: Alternation) -> dict[str, Any]:
         return {

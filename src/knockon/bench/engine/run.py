@@ -13,7 +13,7 @@ from knockon.bench.engine.load import ClosedLoop, LoadResult, random_prompts, se
 from knockon.bench.engine.reference import Reference
 from knockon.bench.engine.report import EngineReport, Measurement, VariantFacts
 from knockon.bench.engine.settings import PROFILED_STEPS, EngineSettings
-from knockon.bench.engine.synthetic import SyntheticAccept, choose_seeds
+from knockon.bench.engine.synthetic import choose_seeds
 from knockon.bench.engine.trace import Profile, trace
 from knockon.bench.engine.variant import TARGET, Variant
 from knockon.bench.engine.weights import random_drafter, random_target
@@ -119,7 +119,7 @@ class Drafting:
             settings.seed + 1,
             settings.draft_head_dtype,
         )
-        self.accept = SyntheticAccept(settings.accept_lengths[method], shape.block_size)
+        self.accept = settings.law_of(method)
 
 
 class VariantBench:
@@ -216,4 +216,4 @@ class VariantBench:
         prompts = random_prompts(count, s.input_len, vocab_size, self._prompts)
         if self.accept is None:
             return prompts, list(range(count))
-        return prompts, choose_seeds(self.accept, count, s.input_len, output_len, s.seed)
+        return prompts, list(choose_seeds(self.accept, count, s.input_len, output_len, s.seed))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from knockon.bench.engine.shapes import EngineShape, find_shape
-from knockon.bench.engine.synthetic import acceptance_rate
+from knockon.bench.engine.synthetic import SyntheticAccept
 from knockon.bench.engine.variant import TARGET, Variant
 from knockon.engine.config import DRAFT_HEAD_DTYPES, check_verify_width
 from knockon.engine.width import AUTO
@@ -35,6 +35,7 @@ class EngineSettings:
         num_prompts: requests of a measurement; ``None``: twice the concurrency.
         verify_widths: each drafting method runs at every one; ``"auto"`` chooses step by step.
         accept_lengths: means of a whole verified block wanted, for each drafting method.
+        narrow_accept_lengths: a narrower width and the mean there, of methods where it is given.
         pool_size: Domino's ``K``.
         draft_head_dtype: of the LM head that proposes, as ``EngineConfig`` has it.
         alternate: concurrencies of a trace that goes back and forth between two, if asked for.
@@ -52,6 +53,7 @@ class EngineSettings:
     output_len: int
     verify_widths: tuple[int | str, ...]
     accept_lengths: Mapping[str, float]
+    narrow_accept_lengths: Mapping[str, tuple[int, float]]
     pool_size: int
     draft_head_dtype: str
     alternate: tuple[int, int] | None
@@ -88,6 +90,11 @@ class EngineSettings:
         widths = (1,) if method == TARGET else self.verify_widths
         return tuple(Variant(method, width) for width in widths)
 
+    def law_of(self, method: str) -> SyntheticAccept:
+        """What the method has accepted, at every width."""
+        narrow = self.narrow_accept_lengths.get(method)
+        return SyntheticAccept(self.accept_lengths[method], self.shape.block_size, narrow)
+
     @property
     def variants(self) -> tuple[Variant, ...]:
         """Every row of a table."""
@@ -106,6 +113,7 @@ def settle(
     output_len: int | None = None,
     verify_widths: Sequence[int | str] | None = None,
     accept_lengths: Mapping[str, float] | None = None,
+    narrow_accept_lengths: Mapping[str, tuple[int, float]] | None = None,
     pool_size: int = 2048,
     draft_head_dtype: str = "auto",
     alternate: tuple[int, int] | None = None,
@@ -162,7 +170,7 @@ def settle(
     _check_draft_head(draft_head_dtype, shape, device, dtype)
     if pool_size < 0:
         raise Refused("pool_size", pool_size, "at least 0, which scores the whole vocabulary")
-    return EngineSettings(
+    settings = EngineSettings(
         shape=shape,
         device=device,
         dtype=dtype,
@@ -172,7 +180,16 @@ def settle(
         input_len=input_len,
         output_len=output_len,
         verify_widths=_verify_widths(verify_widths, shape.block_size),
-        accept_lengths=_accept_lengths(accept_lengths or {}, methods, shape.block_size),
+        accept_lengths={
+            method: (accept_lengths or {}).get(method, ACCEPT_LENGTHS[method])
+            for method in methods
+            if method != TARGET
+        },
+        narrow_accept_lengths={
+            method: found
+            for method, found in (narrow_accept_lengths or {}).items()
+            if method in methods
+        },
         pool_size=pool_size,
         draft_head_dtype=draft_head_dtype,
         alternate=alternate,
@@ -180,6 +197,8 @@ def settle(
         profile=profile,
         seed=_at_least("seed", seed, 0),
     )
+    _check_laws(settings)
+    return settings
 
 
 def _verify_widths(asked: Sequence[int | str] | None, block_size: int) -> tuple[int | str, ...]:
@@ -210,20 +229,16 @@ def _check_draft_head(found: str, shape: EngineShape, device: str, dtype: str) -
         raise Refused(field, found, f"auto where the hidden size is no multiple of {MULTIPLE}")
 
 
-def _accept_lengths(
-    asked: Mapping[str, float], methods: Sequence[str], width: int
-) -> dict[str, float]:
-    lengths = {}
-    for method in methods:
-        if method != TARGET:
-            lengths[method] = asked.get(method, ACCEPT_LENGTHS[method])
-            try:
-                acceptance_rate(lengths[method], width)
-            except Refused as refused:
-                raise Refused(
-                    f"accept_length of {method}", lengths[method], refused.wanted
-                ) from None
-    return lengths
+def _check_laws(settings: EngineSettings) -> None:
+    for method, length in settings.accept_lengths.items():
+        width, _ = settings.narrow_accept_lengths.get(method, (2, 1.0))
+        if not 2 <= width < settings.shape.block_size:
+            wanted = f"a width of 2 to {settings.shape.block_size - 1}"
+            raise Refused(f"narrow_accept_length of {method}", width, wanted)
+        try:
+            settings.law_of(method)
+        except Refused as refused:
+            raise Refused(f"accept_length of {method}", length, refused.wanted) from None
 
 
 def _at_least(field: str, value: int, low: int) -> int:
