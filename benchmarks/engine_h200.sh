@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # The engine's throughput on one GPU: target alone, DFlash and Domino at 1, 8 and 32 requests.
 #
-#   bash benchmarks/engine_h200.sh FOLDER
+#   bash benchmarks/engine_h200.sh FOLDER [OPTIONS of knockon bench engine]
 #
 # Qwen3-8B's sizes in BF16 with random weights, 256 tokens in and 512 out, synthetic accept lengths.
 # Writes engine_SHAPE as .json, .png and .txt into FOLDER.
 # It runs on .venv (with `pip install -e '.[bench]'` for the plot) where that is there, else on
 # python3; it needs torch, transformers, typer, rich and matplotlib, not an installed Knockon.
 # SHAPE (a name), DEVICE, CONCURRENCY, INPUT_LEN, OUTPUT_LEN, REPEATS and PYTHON may be set, e.g.
-# SHAPE=tiny DEVICE=cpu CONCURRENCY=1,2 INPUT_LEN=32 OUTPUT_LEN=32.
+# SHAPE=tiny DEVICE=cpu CONCURRENCY=1,2 INPUT_LEN=32 OUTPUT_LEN=32. Further options go to the command:
+# --verify-width 8,16,auto --alternate 1,32, say.
 set -euo pipefail
 
 : "${1:?FOLDER for the results}"
@@ -27,4 +28,4 @@ references=()
     --methods target,dflash,domino --concurrency "${CONCURRENCY:-1,8,32}" \
     --input-len "${INPUT_LEN:-256}" --output-len "${OUTPUT_LEN:-512}" \
     --accept-length dflash=6.878,domino=9.163 --repeats "${REPEATS:-2}" --profile \
-    "${references[@]}" --json "$name.json" --plot "$name.png" | tee "$name.txt"
+    "${references[@]}" --json "$name.json" --plot "$name.png" "${@:2}" | tee "$name.txt"

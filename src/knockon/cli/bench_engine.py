@@ -45,18 +45,40 @@ def engine(
     accept_length: Annotated[
         str | None,
         typer.Option(
-            help="Synthetic mean accept length of each method, METHOD=MEAN: random drafts never "
-            "agree by themselves, so a coin decides what is accepted.",
+            help="Synthetic mean accept length of each method, METHOD=MEAN, where the whole block "
+            "is verified: random drafts never agree by themselves, so a coin decides what is "
+            "accepted.",
             show_default="dflash=6.878,domino=9.163",
         ),
     ] = None,
+    narrow_accept_length: Annotated[
+        str | None,
+        typer.Option(
+            help="METHOD@WIDTH=MEAN, e.g. domino@8=6.335: the mean accept length at a narrower "
+            "width, where it is known to be another than the same law cut off."
+        ),
+    ] = None,
     verify_width: Annotated[
-        int | None,
-        typer.Option(help="Positions verified at a time.", show_default="the block size, 16"),
+        str | None,
+        typer.Option(
+            help="Positions verified at a time: every drafting method runs at each of a list, e.g. "
+            "8,16,auto. Narrower widths cut the same accept lengths off.",
+            show_default="the block size, 16",
+        ),
+    ] = None,
+    alternate: Annotated[
+        str | None,
+        typer.Option(
+            help="LOW,HIGH: also serve a trace that goes back and forth between so many requests "
+            "in flight, with every drafting method."
+        ),
     ] = None,
     pool_size: Annotated[
         int, typer.Option(help="K, Domino's candidate pool; 0 scores the whole vocabulary.")
     ] = 2048,
+    draft_head_dtype: Annotated[
+        str, typer.Option(help="auto, or fp8: propose with a copy of the LM head in FP8.")
+    ] = "auto",
     dtype: Annotated[
         str,
         typer.Option(
@@ -97,15 +119,18 @@ def engine(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from knockon.bench.engine.parsing import (
+        parse_accept_lengths,
+        parse_alternate,
+        parse_concurrency,
+        parse_methods,
+        parse_narrow_accept_lengths,
+        parse_verify_widths,
+    )
     from knockon.bench.engine.plot import write_plot
     from knockon.bench.engine.reference import read_reference
     from knockon.bench.engine.run import measure, requests_in
-    from knockon.bench.engine.settings import (
-        parse_accept_lengths,
-        parse_concurrency,
-        parse_methods,
-        settle,
-    )
+    from knockon.bench.engine.settings import settle
     from knockon.bench.engine.table import print_tables
     from knockon.cli.result_files import check_result_files, write_result
 
@@ -118,9 +143,16 @@ def engine(
         num_prompts=num_prompts,
         input_len=input_len,
         output_len=output_len,
-        verify_width=verify_width,
+        verify_widths=None if verify_width is None else parse_verify_widths(verify_width),
         accept_lengths=None if accept_length is None else parse_accept_lengths(accept_length),
+        narrow_accept_lengths=(
+            None
+            if narrow_accept_length is None
+            else parse_narrow_accept_lengths(narrow_accept_length)
+        ),
         pool_size=pool_size,
+        draft_head_dtype=draft_head_dtype,
+        alternate=None if alternate is None else parse_alternate(alternate),
         repeats=repeats,
         profile=profile,
         seed=seed,

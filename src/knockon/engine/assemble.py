@@ -149,7 +149,7 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
     if config.draft is not None:
         draft_config = read_draft_config(Path(config.draft))
         limit = min(limit, draft_config.backbone.max_positions)
-        widths = _widths(config, draft_config.block_size)
+        widths = widths_of(config, draft_config.block_size)
         block_rows = max(*widths, draft_config.block_size)
     # Before the weights: a model without a tokenizer is refused at once.
     tokenizer = load_tokenizer(model)
@@ -190,12 +190,12 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
         max_batch_size=config.max_batch_size or default_sizes(config.device).max_batch_size,
         prefill_chunk=config.prefill_chunk or default_sizes(config.device).prefill_chunk,
         max_length=budget.max_length,
-        widths=_width_policy(config, widths, runner, group),
+        widths=width_policy(config, widths, runner, group),
         prefix_cache=config.prefix_cache,
     )
 
 
-def _widths(config: EngineConfig, block_size: int) -> tuple[int, ...]:
+def widths_of(config: EngineConfig, block_size: int) -> tuple[int, ...]:
     """Every width that steps may verify, ascending."""
     if config.verify_width == AUTO:
         return auto_widths(block_size)
@@ -204,7 +204,7 @@ def _widths(config: EngineConfig, block_size: int) -> tuple[int, ...]:
     return (default_verify_width(block_size, config.device),)
 
 
-def _width_policy(
+def width_policy(
     config: EngineConfig, widths: tuple[int, ...], runner: Runner, group: Group
 ) -> WidthPolicy:
     """The policy asked for; an adaptive one knows the times of the graphs there are."""

@@ -10,9 +10,10 @@ import torch
 from typer.testing import CliRunner
 
 from knockon.bench.engine import assemble
-from knockon.bench.engine.run import MethodBench, measure, requests_in
+from knockon.bench.engine.run import Drafting, VariantBench, measure, requests_in
 from knockon.bench.engine.settings import settle
-from knockon.bench.engine.synthetic import count_steps
+from knockon.bench.engine.synthetic import SyntheticAccept, count_steps
+from knockon.bench.engine.variant import Variant
 from knockon.bench.engine.weights import random_target
 from knockon.cli.app import app
 from knockon.engine.assemble import settle as settle_engine
@@ -67,6 +68,7 @@ def test_the_command_writes_tables_json_and_a_plot(model, tmp_path):
     rows = {(row["method"], row["concurrency"]): row for row in data["results"]}
     assert len(rows) == 6
     for (method, concurrency), row in rows.items():
+        assert row["label"] == ("target" if method == "target" else f"{method} w16")
         assert row["num_prompts"] == 2 * concurrency
         [run] = row["runs"]
         assert run["tokens"] == 24 * row["num_prompts"]
@@ -82,7 +84,7 @@ def test_the_command_writes_tables_json_and_a_plot(model, tmp_path):
     assert rows["target", 2]["times_target"] == 1
     assert rows["dflash", 1]["times_reference"] > 0
     assert rows["domino", 1]["times_reference"] is None
-    assert data["facts"]["domino"]["rollout"] == "plain"
+    assert data["facts"]["domino w16"]["rollout"] == "plain"
 
 
 @pytest.mark.parametrize("overlap", (False, True))
@@ -102,7 +104,11 @@ def test_the_engine_takes_the_steps_that_the_seeds_foretell(model, overlap, monk
     )
     target = random_target(settings.shape.target, settings.torch_dtype, torch.device("cpu"), 256, 0)
     ended: list[None] = []
-    made = MethodBench(settings, "dflash", target, lambda text: None, lambda: ended.append(None))
+    drafting = Drafting(settings, "dflash", target)
+    made = VariantBench(
+        *(settings, Variant("dflash", 16), target, drafting),
+        *(lambda text: None, lambda: ended.append(None)),
+    )
     prompts, seeds = made._requests(6, 30)
     result = made._serve(3, 6, 30)
     assert made.engine.runner.lag == overlap and result.full_steps > 0
@@ -133,6 +139,37 @@ def test_every_request_is_counted_and_every_measurement_told(model):
     assert not report.profiled and report.at("domino", 8) is None
 
 
+def test_every_width_serves_the_same_requests_with_one_law_cut_off(model, tmp_path):
+    file, plot = tmp_path / "engine.json", tmp_path / "engine.png"
+    done = bench(
+        *("--model", model, "--methods", "target,domino", "--concurrency", "2", "--pool-size", "0"),
+        *("--verify-width", "4,16,auto", "--alternate", "1,3", "--draft-head-dtype", "fp8"),
+        *("--input-len", "5", "--output-len", "40", "--accept-length", "domino=5"),
+        *("--json", str(file), "--plot", str(plot)),
+    )
+    assert done.exit_code == 0, done.output
+    assert "× best fixed" in done.stdout and "alternating between 1 and 3" in done.stdout
+    data = json.loads(file.read_text())
+    assert data["settings"]["verify_widths"] == [4, 16, "auto"]
+    rows = {row["label"]: row for row in data["results"]}
+    assert list(rows) == ["target", "domino w4", "domino w16", "domino auto"]
+    assert data["facts"]["domino auto"]["draft_head_dtype"] == "fp8"
+    narrow, wide, auto = (rows[f"domino {which}"] for which in ("w4", "w16", "auto"))
+    assert wide["accept_length_asked"] == 5 and auto["accept_length_asked"] is None
+    assert narrow["accept_length_asked"] == pytest.approx(SyntheticAccept(5, 16).mean_at(4), 1e-3)
+    for row in (narrow, wide):
+        assert row["accept_length"] == pytest.approx(row["accept_length_asked"], rel=0.15)
+        assert row["times_best_fixed"] is None and list(row["width_shares"].values()) == [1]
+    best = max(narrow["tokens_per_second"], wide["tokens_per_second"])
+    assert auto["times_best_fixed"] == pytest.approx(auto["tokens_per_second"] / best, rel=1e-3)
+    assert sum(auto["width_shares"].values()) == pytest.approx(1, abs=1e-3)
+    assert [found["label"] for found in data["alternating"]] == list(rows)[1:]
+    for found in data["alternating"]:
+        assert [phase["tokens"] for phase in found["phases"]] == [3 * 40, 3 * 40] * 2
+        seconds = sum(phase["seconds"] for phase in found["phases"])
+        assert found["tokens_per_second"] == pytest.approx(4 * 3 * 40 / seconds, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("field", "arguments"),
     (
@@ -142,6 +179,9 @@ def test_every_request_is_counted_and_every_measurement_told(model):
         ("accept_length", ("--accept-length", "domino")),
         ("accept_length of domino", ("--accept-length", "domino=20")),
         ("verify_width", ("--verify-width", "40")),
+        ("verify_width", ("--verify-width", "8,any")),
+        ("alternate", ("--alternate", "8")),
+        ("draft_head_dtype", ("--draft-head-dtype", "int4")),
         ("reference", ("--reference", "/no/such/file.json")),
         ("json", ("--json", "/no/such/folder/file.json")),
         ("plot", ("--plot", "/no/such/folder/engine.png")),

@@ -6,14 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from knockon.bench.engine.parsing import (
+    parse_accept_lengths,
+    parse_alternate,
+    parse_concurrency,
+    parse_narrow_accept_lengths,
+    parse_verify_widths,
+)
 from knockon.bench.engine.reference import read_reference
 from knockon.bench.engine.settings import (
     ACCEPT_LENGTHS,
     METHODS,
-    parse_accept_lengths,
-    parse_concurrency,
     settle,
 )
+from knockon.bench.engine.variant import Variant
 from knockon.errors import Refused
 
 REFERENCES = Path(__file__).parents[3] / "benchmarks" / "references"
@@ -23,10 +29,10 @@ def test_what_is_left_out_depends_on_the_device():
     on_cpu = settle(device="cpu")
     assert (on_cpu.shape.name, on_cpu.dtype, on_cpu.repeats) == ("tiny", "float32", 1)
     assert (on_cpu.input_len, on_cpu.output_len, on_cpu.concurrency) == (32, 64, (1, 4))
-    assert on_cpu.verify_width == 16 and on_cpu.accept_lengths == ACCEPT_LENGTHS
+    assert on_cpu.verify_widths == (16,) and on_cpu.accept_lengths == ACCEPT_LENGTHS
     assert on_cpu.methods == tuple(METHODS)
     assert [on_cpu.prompts_at(c) for c in (1, 4)] == [2, 8]
-    assert [on_cpu.width_of(method) for method in METHODS] == [1, 16, 16]
+    assert [variant.label for variant in on_cpu.variants] == ["target", "dflash w16", "domino w16"]
 
 
 @pytest.mark.parametrize(
@@ -44,11 +50,19 @@ def test_what_is_left_out_depends_on_the_device():
         ("input_len", {"input_len": 0}),
         ("output_len", {"output_len": 1}),
         ("input_len + output_len", {"input_len": 4000, "output_len": 97}),
-        ("verify_width", {"verify_width": 1}),
-        ("verify_width", {"verify_width": 17}),
+        ("verify_width", {"verify_widths": (1,)}),
+        ("verify_width", {"verify_widths": (8, 17)}),
+        ("verify_width", {"verify_widths": (8, 8)}),
+        ("verify_width", {"verify_widths": ("any",)}),
+        ("verify_width", {"verify_widths": ()}),
+        ("alternate", {"alternate": (8, 8)}),
+        ("alternate", {"alternate": (0, 8)}),
+        ("draft_head_dtype", {"draft_head_dtype": "int4"}),
+        ("draft_head_dtype", {"draft_head_dtype": "fp8", "dtype": "float64"}),
         ("accept_length of dflash", {"accept_lengths": {"dflash": 17.0}}),
         ("accept_length of domino", {"accept_lengths": {"domino": 0.5}}),
-        ("accept_length of domino", {"verify_width": 8}),
+        ("accept_length of domino", {"narrow_accept_lengths": {"domino": (8, 5.0)}}),
+        ("narrow_accept_length of domino", {"narrow_accept_lengths": {"domino": (16, 7)}}),
         ("pool_size", {"pool_size": -1}),
         ("repeats", {"repeats": 0}),
         ("seed", {"seed": -1}),
@@ -60,6 +74,16 @@ def test_what_cannot_be_done_is_refused_by_field(field, options):
     assert refused.value.field == field
 
 
+def test_a_method_has_a_variant_for_every_width_and_the_target_one():
+    settings = settle(device="cpu", verify_widths=(8, "auto"), alternate=(1, 9))
+    assert settings.variants_of("domino") == (Variant("domino", 8), Variant("domino", "auto"))
+    assert settings.variants_of("target") == (Variant("target", 1),)
+    assert settings.max_batch_size == 9
+    assert [v.label for v in settings.variants[1:]] == [
+        *("dflash w8", "dflash auto", "domino w8", "domino auto")
+    ]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_cuda_is_refused_where_there_is_none():
     with pytest.raises(Refused, match="no CUDA device"):
@@ -67,7 +91,7 @@ def test_cuda_is_refused_where_there_is_none():
 
 
 def test_an_accept_length_is_not_asked_of_methods_left_out():
-    assert settle(device="cpu", methods=("target",), verify_width=4).accept_lengths == {}
+    assert settle(device="cpu", methods=("target",), verify_widths=(4,)).accept_lengths == {}
 
 
 def test_lists_are_read_with_commas_between():
@@ -76,6 +100,12 @@ def test_lists_are_read_with_commas_between():
     for text in ("dflash", "dflash=x", "target=2", "dflash=2,dflash=3", ""):
         with pytest.raises(Refused, match="METHOD=MEAN"):
             parse_accept_lengths(text)
+    assert parse_verify_widths("8, auto,16") == (8, "auto", 16)
+    assert parse_alternate("1, 32") == (1, 32)
+    assert parse_narrow_accept_lengths("domino@8 = 6.335") == {"domino": (8, 6.335)}
+    for text in ("domino=6", "target@8=2", "domino@x=6", "domino@8=6,domino@4=3"):
+        with pytest.raises(Refused, match="METHOD@WIDTH=MEAN"):
+            parse_narrow_accept_lengths(text)
     with pytest.raises(Refused, match="concurrency"):
         parse_concurrency("1;8")
 

@@ -67,6 +67,20 @@ def test_accept_lengths_follow_the_geometric_law():
         assert share == pytest.approx(accept.rate**length, abs=0.015)
 
 
+def test_two_means_make_two_rates():
+    accept = SyntheticAccept(9.163, 16, (8, 6.335))
+    assert accept.mean_at(8) == pytest.approx(6.335) and accept.mean_at(16) == pytest.approx(9.163)
+    assert accept.rate != accept.rate_beyond
+    count = 20_000
+    starts = torch.arange(count) % 700
+    for width, mean in ((8, 6.335), (16, 9.163)):
+        lengths = run(accept, list(range(count)), starts, width).lengths.double()
+        assert float(lengths.mean()) == pytest.approx(mean, rel=0.015)
+    for mean in (6.0, 14.9):
+        with pytest.raises(Refused, match="by the mean at verify width 8"):
+            SyntheticAccept(mean, 16, (8, 6.335))
+
+
 def test_a_request_accepts_the_same_in_any_batch_and_at_any_width():
     accept = SyntheticAccept(6.0, 16)
     seeds, starts = [5, -(2**63), 2**63 - 1, 77], torch.tensor([3, 400, 9, 12])
@@ -97,9 +111,12 @@ def test_without_proposals_the_drawn_token_is_the_bonus():
     assert found.lengths.tolist() == [1, 1] and torch.equal(found.tokens[:, 0], found.bonus)
 
 
-@pytest.mark.parametrize(("mean", "width"), ((1.0, 1), (1.0, 4), (3.3, 8), (16.0, 16)))
-def test_steps_are_counted_as_they_will_be_taken(mean, width):
-    accept = SyntheticAccept(mean, width)
+@pytest.mark.parametrize(
+    ("mean", "width", "narrow"),
+    ((1.0, 1, None), (1.0, 4, None), (3.3, 8, None), (16.0, 16, None), (9.0, 16, (8, 6.5))),
+)
+def test_steps_are_counted_as_they_will_be_taken(mean, width, narrow):
+    accept = SyntheticAccept(mean, width, narrow)
     seeds, start, tokens = [1, 2, 3], 11, 40
     taken = []
     for seed in seeds:

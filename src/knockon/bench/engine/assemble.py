@@ -7,12 +7,11 @@ from typing import Any
 
 from knockon.drafters.backbone import BackboneConfig
 from knockon.drafters.base import Drafter
-from knockon.engine.assemble import build_runner, settle
+from knockon.engine.assemble import build_runner, settle, width_policy, widths_of
 from knockon.engine.config import EngineConfig
 from knockon.engine.defaults import default_sizes
 from knockon.engine.engine import Engine
 from knockon.engine.speculate import Accept, accept_drawn
-from knockon.engine.width import FixedWidth
 from knockon.layers.attention import AttentionBackend, PagedBackend, SdpaBackend
 from knockon.models.decoder import Decoder
 
@@ -38,7 +37,7 @@ def assemble_engine(
     drafter: Drafter | None,
     drafted: BackboneConfig | None,
     *,
-    width: int,
+    verify_width: int | str,
     max_batch_size: int,
     max_length: int,
     accept: Accept = accept_drawn,
@@ -51,8 +50,9 @@ def assemble_engine(
     Args:
         target: with the attention of :func:`choose_backend`.
         drafted: sizes of the drafter's backbone, if there is one.
+        verify_width: as ``EngineConfig`` has it; 1 without a drafter.
     """
-    block = max(width, drafter.block_size if drafter is not None else 0)
+    block = drafter.block_size if drafter is not None else 1
     # Steps in flight reach further; no request ever waits for a page.
     positions = max_length + 4 * block
     config = settle(
@@ -61,13 +61,15 @@ def assemble_engine(
             draft=None if drafter is None else "random",
             device=target.device.type,
             dtype=str(target.dtype).removeprefix("torch."),
+            verify_width=verify_width,
             max_model_len=positions,
             max_batch_size=max_batch_size,
             kv_memory=_ALL_MEMORY,
         )
     )
+    widths = widths_of(config, block)
     runner, budget = build_runner(
-        config, target, drafter, drafted, positions, block, (width,), target.group, accept
+        config, target, drafter, drafted, positions, block, widths, target.group, accept
     )
     return Engine(
         runner,
@@ -76,6 +78,6 @@ def assemble_engine(
         max_batch_size=max_batch_size,
         prefill_chunk=config.prefill_chunk or default_sizes(config.device).prefill_chunk,
         max_length=budget.max_length,
-        widths=FixedWidth(width),
+        widths=width_policy(config, widths, runner, target.group),
         prefix_cache=config.prefix_cache,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -27,6 +28,7 @@ class LoadResult:
         time_to_first_token: mean over requests, from when one was added.
         time_per_token: mean over requests, of the tokens after the first.
         accept_length: tokens kept per verification.
+        widths: decode steps by verify width.
     """
 
     tokens: int
@@ -36,6 +38,7 @@ class LoadResult:
     time_to_first_token: float
     time_per_token: float
     accept_length: float
+    widths: dict[int, int]
 
     @property
     def tokens_per_second(self) -> float:
@@ -50,6 +53,7 @@ class ClosedLoop:
         seeds: of the requests, one each; there are as many requests.
         prompts: token ids, as many.
         ended: called when a request has ended.
+        temperature: 0 is greedy.
     """
 
     def __init__(
@@ -60,11 +64,14 @@ class ClosedLoop:
         seeds: Sequence[int],
         output_len: int,
         ended: Callable[[], None] = lambda: None,
+        temperature: float = 0.0,
     ) -> None:
         self.engine = engine
         self.concurrency = concurrency
         self.finished: list[tuple[int, RequestMetrics]] = []
-        self._params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+        self._params = SamplingParams(
+            temperature=temperature, max_tokens=output_len, ignore_eos=True
+        )
         self._waiting = list(zip(prompts, seeds, strict=True))
         self._ended = ended
         self._added = 0
@@ -123,11 +130,13 @@ def serve(
     seeds: Sequence[int],
     output_len: int,
     ended: Callable[[], None] = lambda: None,
+    temperature: float = 0.0,
 ) -> LoadResult:
     """Serve all the requests and say how fast it went."""
+    before = engine.metrics().widths
     synchronise(engine)
     start = time.perf_counter()
-    loop = ClosedLoop(engine, concurrency, prompts, seeds, output_len, ended)
+    loop = ClosedLoop(engine, concurrency, prompts, seeds, output_len, ended, temperature)
     full_steps = loop.run()
     seconds = time.perf_counter() - start
     found = loop.finished
@@ -143,6 +152,7 @@ def serve(
             for count, metrics in found
         ),
         accept_length=fmean(lengths),
+        widths=dict(Counter(engine.metrics().widths) - Counter(before)),
     )
 
 

@@ -23,7 +23,7 @@ def write_plot(report: EngineReport, path: Path) -> None:
 
     concurrencies = report.settings.concurrency
     rows = 2 if report.profiled else 1
-    width = max(7.5, len(concurrencies) * (1.2 + 0.8 * len(report.settings.methods)))
+    width = max(7.5, len(concurrencies) * (1.2 + 0.8 * len(report.settings.variants)))
     size = (width, 3.6 * rows + 0.8)
     figure, panels = plt.subplots(rows, len(concurrencies), figsize=size, squeeze=False)
     for column, concurrency in enumerate(concurrencies):
@@ -58,13 +58,14 @@ def write_plot(report: EngineReport, path: Path) -> None:
 def _draw_speed(panel: Any, report: EngineReport, concurrency: int) -> None:
     found = [m for m in report.measurements if m.concurrency == concurrency]
     speeds = [m.tokens_per_second for m in found]
-    labels = [m.method for m in found]
-    bars = panel.bar(labels, speeds, color=[_COLOURS[name] for name in labels], width=0.7)
+    labels = [m.variant.label for m in found]
+    colours = [_COLOURS[m.variant.method] for m in found]
+    bars = panel.bar(labels, speeds, color=colours, width=0.7)
     for bar, speed in zip(bars, speeds, strict=True):
         at = (bar.get_x() + bar.get_width() / 2, speed)
         panel.annotate(f"{speed:.0f}", at, ha="center", va="bottom", fontsize=9)
         if report.reference is not None:
-            method = labels[bars.index(bar)]
+            method = found[bars.index(bar)].variant.method
             theirs = report.reference.tokens_per_second.get((method, concurrency))
             if theirs is not None:
                 edges = (bar.get_x(), bar.get_x() + bar.get_width())
@@ -77,7 +78,7 @@ def _draw_speed(panel: Any, report: EngineReport, concurrency: int) -> None:
 def _draw_parts(panel: Any, report: EngineReport, concurrency: int) -> None:
     """Stacked parts; what is left of the traced step's time is drawn hollow."""
     profiled = [
-        (m.method, m.profile)
+        (m.variant.label, m.profile)
         for m in report.measurements
         if m.concurrency == concurrency and m.profile is not None
     ]

@@ -1,4 +1,4 @@
-"""The run: a method after the other, and for each every concurrency."""
+"""The run: a method after the other, each at its widths, and there at every concurrency."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Callable
 
 import torch
 
+from knockon.bench.engine.alternate import Alternation, alternate, phases_of
 from knockon.bench.engine.assemble import assemble_engine, choose_backend
 from knockon.bench.engine.load import ClosedLoop, LoadResult, random_prompts, serve
 from knockon.bench.engine.reference import Reference
-from knockon.bench.engine.report import EngineReport, Measurement, MethodFacts
-from knockon.bench.engine.settings import PROFILED_STEPS, TARGET, EngineSettings
-from knockon.bench.engine.synthetic import SyntheticAccept, choose_seeds
+from knockon.bench.engine.report import EngineReport, Measurement, VariantFacts
+from knockon.bench.engine.settings import PROFILED_STEPS, EngineSettings
+from knockon.bench.engine.synthetic import choose_seeds
 from knockon.bench.engine.trace import Profile, trace
+from knockon.bench.engine.variant import TARGET, Variant
 from knockon.bench.engine.weights import random_drafter, random_target
 from knockon.bench.environment import environment
 from knockon.engine.assemble import this_device
 from knockon.engine.engine import Engine
+from knockon.engine.pipelined import PipelinedRunner
 from knockon.engine.speculate import Accept, accept_drawn
 from knockon.models.decoder import Decoder
 from knockon.models.target import POSITION_SLACK
@@ -29,7 +32,11 @@ _WARM_UP_TOKENS = 64
 def requests_in(settings: EngineSettings) -> int:
     """How many requests a run ends, warm-ups included: what a progress bar counts to."""
     rounds = sum(c + settings.repeats * settings.prompts_at(c) for c in settings.concurrency)
-    return len(settings.methods) * rounds
+    trace = 0
+    if settings.alternate is not None:
+        trace = sum(count for _, count in phases_of(*settings.alternate, settings.alternations))
+    drafting = sum(variant.method != TARGET for variant in settings.variants)
+    return len(settings.variants) * rounds + drafting * trace
 
 
 def measure(
@@ -44,7 +51,7 @@ def measure(
     Args:
         doing: told what is under way.
         ended: called at the end of every request.
-        done: told a line for each method and concurrency.
+        done: told a line for each variant and concurrency.
     """
     device = this_device(settings.device, SingleRank())
     doing(f"{settings.shape.name}: random weights")
@@ -53,70 +60,96 @@ def measure(
     target = random_target(shape.target, settings.torch_dtype, device, positions, settings.seed)
     target.attention = choose_backend(settings.device, settings.dtype)
     measurements: list[Measurement] = []
-    facts: dict[str, MethodFacts] = {}
+    alternations: list[Alternation] = []
+    facts: dict[str, VariantFacts] = {}
     for method in settings.methods:
-        doing(f"{method}: assembling the engine")
-        bench = MethodBench(settings, method, target, doing, ended)
-        for concurrency in settings.concurrency:
-            found = bench.measure(concurrency)
-            measurements.append(found)
-            done(progress_line(found))
-        facts[method] = bench.facts()
-        del bench  # before the next is made: both would count in its peak memory
-        gc.collect()
+        drafting = None if method == TARGET else Drafting(settings, method, target)
+        for variant in settings.variants_of(method):
+            doing(f"{variant.label}: assembling the engine")
+            bench = VariantBench(settings, variant, target, drafting, doing, ended)
+            for concurrency in settings.concurrency:
+                found = bench.measure(concurrency)
+                measurements.append(found)
+                done(progress_line(found))
+            if settings.alternate is not None and drafting is not None:
+                alternations.append(bench.alternate(*settings.alternate))
+                done(alternation_line(alternations[-1]))
+            facts[variant.label] = bench.facts()
+            del bench  # before the next is made: both would count in its peak memory
+            if drafting is not None:
+                drafting.drafter.bind_kv(0)
+            gc.collect()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return EngineReport(settings, name, tuple(measurements), facts, environment(), reference)
-
-
-def progress_line(found: Measurement) -> str:
-    """One line on one method at one concurrency."""
-    step = "-" if found.step_ms is None else f"{found.step_ms:.2f} ms a step"
-    return (
-        f"{found.method:<7} concurrency {found.concurrency:>3}  {found.tokens_per_second:9.1f} "
-        f"tok/s, {step}, accept length {found.accept_length:.2f}"
+    found_all = tuple(measurements)
+    return EngineReport(
+        settings, name, found_all, facts, environment(), reference, tuple(alternations)
     )
 
 
-class MethodBench:
-    """One method's engine, made once, and its measurements."""
+def progress_line(found: Measurement) -> str:
+    """One line on one variant at one concurrency."""
+    step = "-" if found.step_ms is None else f"{found.step_ms:.2f} ms a step"
+    return (
+        f"{found.variant.label:<11} concurrency {found.concurrency:>3}  "
+        f"{found.tokens_per_second:9.1f} tok/s, {step}, accept length {found.accept_length:.2f}"
+    )
+
+
+def alternation_line(found: Alternation) -> str:
+    """One line on one variant over the alternating trace."""
+    between = f"{found.low} and {found.high}"
+    return (
+        f"{found.variant.label:<11} between {between:>7}  {found.tokens_per_second:9.1f} tok/s: "
+        f"{found.at_low:.1f} at {found.low}, {found.at_high:.1f} at {found.high}"
+    )
+
+
+class Drafting:
+    """A method's drafter and what it has accepted: the same at every verify width."""
+
+    def __init__(self, settings: EngineSettings, method: str, target: Decoder) -> None:
+        shape = settings.shape
+        config = shape.domino if method == "domino" else shape.dflash
+        self.backbone = config.backbone
+        self.drafter = random_drafter(
+            config,
+            target,
+            settings.max_length + POSITION_SLACK,
+            settings.pool_size,
+            settings.seed + 1,
+            settings.draft_head_dtype,
+        )
+        self.accept = settings.law_of(method)
+
+
+class VariantBench:
+    """One variant's engine, made once, and its measurements."""
 
     def __init__(
         self,
         settings: EngineSettings,
-        method: str,
+        variant: Variant,
         target: Decoder,
+        drafting: Drafting | None,
         doing: Callable[[str], None],
         ended: Callable[[], None],
     ) -> None:
         self.settings = settings
-        self.method = method
+        self.variant = variant
         self._doing = doing
         self._ended = ended
         self._prompts = torch.Generator().manual_seed(settings.seed)
         if settings.device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(target.device)
-        self.accept: SyntheticAccept | None = None
-        drafter, drafted = None, None
-        if method != TARGET:
-            shape = settings.shape
-            config = shape.domino if method == "domino" else shape.dflash
-            drafted = config.backbone
-            drafter = random_drafter(
-                config,
-                target,
-                settings.max_length + POSITION_SLACK,
-                settings.pool_size,
-                settings.seed + 1,
-            )
-            self.accept = SyntheticAccept(settings.accept_lengths[method], settings.verify_width)
+        self.accept = drafting.accept if drafting is not None else None
         accept: Accept = self.accept or accept_drawn
         self.engine: Engine = assemble_engine(
             target,
-            drafter,
-            drafted,
-            width=settings.width_of(method),
-            max_batch_size=max(settings.concurrency),
+            drafting.drafter if drafting is not None else None,
+            drafting.backbone if drafting is not None else None,
+            verify_width=variant.width,
+            max_batch_size=settings.max_batch_size,
             max_length=settings.max_length,
             accept=accept,
         )
@@ -124,7 +157,7 @@ class MethodBench:
     def measure(self, concurrency: int) -> Measurement:
         """Warm up, serve the requests ``repeats`` times, then trace if that is asked for."""
         s = self.settings
-        what = f"{self.method}, concurrency {concurrency}"
+        what = f"{self.variant.label}, concurrency {concurrency}"
         self._doing(f"{what}: warming up")
         self._serve(concurrency, concurrency, min(s.output_len, _WARM_UP_TOKENS))
         count = s.prompts_at(concurrency)
@@ -136,14 +169,35 @@ class MethodBench:
         if s.profile:
             self._doing(f"{what}: tracing")
             profile = self._trace(concurrency)
-        return Measurement(self.method, concurrency, count, tuple(runs), profile)
+        return Measurement(self.variant, concurrency, count, tuple(runs), profile)
 
-    def facts(self) -> MethodFacts:
-        """Peak memory and what the rollout ran on."""
+    def alternate(self, low: int, high: int) -> Alternation:
+        """Go back and forth between two concurrencies."""
+        s = self.settings
+        self._doing(f"{self.variant.label}: between {low} and {high} requests in flight")
+        return alternate(
+            self.variant,
+            low,
+            high,
+            s.alternations,
+            lambda concurrency, count: self._serve(concurrency, count, s.output_len),
+        )
+
+    def facts(self) -> VariantFacts:
+        """Peak memory, graphs, and what the rollout ran on."""
         device = self.engine.runner.target.device
         memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         counted = self.engine.metrics()
-        return MethodFacts(memory, counted.implementation, counted.why_plain)
+        runner = self.engine.runner
+        graphs = runner.graphs if isinstance(runner, PipelinedRunner) else None
+        return VariantFacts(
+            memory,
+            counted.implementation,
+            counted.why_plain,
+            counted.draft_head_dtype,
+            0 if graphs is None else graphs.count,
+            0.0 if graphs is None else graphs.seconds,
+        )
 
     def _serve(self, concurrency: int, count: int, output_len: int) -> LoadResult:
         prompts, seeds = self._requests(count, output_len)
@@ -162,4 +216,4 @@ class MethodBench:
         prompts = random_prompts(count, s.input_len, vocab_size, self._prompts)
         if self.accept is None:
             return prompts, list(range(count))
-        return prompts, choose_seeds(self.accept, count, s.input_len, output_len, s.seed)
+        return prompts, list(choose_seeds(self.accept, count, s.input_len, output_len, s.seed))

@@ -15,7 +15,7 @@ from knockon.models.config import ModelConfig
 from knockon.models.decoder import Decoder
 from knockon.models.target import LAYERS
 from knockon.parallel import SingleRank
-from knockon.rollout import DominoHead, DominoRollout
+from knockon.rollout import DominoHead, DominoRollout, FP8Head
 
 STD = 0.02  # what language models are initialised with: nothing overflows, nothing is constant
 
@@ -36,26 +36,33 @@ def random_target(
 
 
 def random_drafter(
-    config: DraftConfig, target: Decoder, max_positions: int, pool_size: int, seed: int
+    config: DraftConfig,
+    target: Decoder,
+    max_positions: int,
+    pool_size: int,
+    seed: int,
+    head_dtype: str = "auto",
 ) -> Drafter:
     """A DFlash drafter for ``target``, or Domino where the configuration has a head.
 
     Args:
         max_positions: positions that requests may reach.
         pool_size: Domino's ``K``.
+        head_dtype: ``"fp8"`` proposes with a copy of the target's LM head.
     """
     generator = torch.Generator(target.device).manual_seed(seed)
     with torch.device(target.device):
         backbone = DFlashBackbone(config.backbone, target.dtype, target.group)
     fill(backbone, generator)
     backbone.prepare()
-    drafter = DFlashDrafter(config, backbone, target, target.attention, max_positions)
+    fp8_head = FP8Head(target.lm_head.weight) if head_dtype == "fp8" else None
+    drafter = DFlashDrafter(config, backbone, target, target.attention, max_positions, fp8_head)
     if config.domino is None:
         return drafter
     rollout = DominoRollout(
         _random_head(config, config.domino, target.dtype, generator),
         target.embedding.weight,
-        target.lm_head.local,
+        fp8_head or target.lm_head.local,
         target.vocab_shard,
         target.group,
         pool_size=pool_size,
