@@ -28,7 +28,7 @@ from torch import Tensor
 
 from knockon.engine.engine import Engine
 from knockon.engine.flight import PipelinedFlight
-from knockon.engine.graphs import GraphKey
+from knockon.engine.graphs import StepKey
 from knockon.engine.llm import LLM
 from knockon.engine.pipelined import PipelinedRunner
 from knockon.engine.request import Request
@@ -73,7 +73,7 @@ class NoForward(PipelinedRunner):
         self.launches.append((0 if step.prefill else len(step.decode), time.process_time()))
         return super().launch(step, width)
 
-    def _graph(self, key: GraphKey) -> Any:
+    def _graph(self, key: StepKey) -> Any:
         tokens = torch.arange(1000, 1000 + key.bucket * key.width).view(key.bucket, key.width)
         packed = torch.cat([tokens, torch.full((key.bucket, 1), self.gained)], dim=1)
         return SimpleNamespace(replay=lambda: packed)

@@ -12,7 +12,7 @@ import torch
 
 from knockon.engine import device_state, pipelined
 from knockon.engine.device_state import upload
-from knockon.engine.graphs import GraphKey
+from knockon.engine.graphs import PrefillKey, StepKey, prefill_shape
 from knockon.engine.llm import LLM
 from knockon.engine.pipelined import PipelinedRunner, alike
 from knockon.engine.request import Request
@@ -143,7 +143,7 @@ def test_a_batch_that_stays_the_same_is_uploaded_once(
         if bucket is not None:  # what a graph does, without one
             runner._slots[bucket] = torch.full((bucket,), runner.state.idle)
 
-            def graph(key: GraphKey) -> SimpleNamespace:
+            def graph(key: StepKey) -> SimpleNamespace:
                 slots = runner._slots[key.bucket]
                 return SimpleNamespace(replay=lambda: runner._step(slots, key.width, key.kind)[0])
 
@@ -162,6 +162,57 @@ def test_a_batch_that_stays_the_same_is_uploaded_once(
             elif batch:
                 assert uploads > 0
     check_same(expected, [found[i] for i in range(3)])
+
+
+class ReplayedByHand:
+    """Stands for :class:`Graphs` on a CPU: replays run again what a graph would have captured."""
+
+    def __init__(self) -> None:
+        self.made: dict[object, SimpleNamespace] = {}
+
+    def find(self, key: object) -> SimpleNamespace | None:
+        return self.made.get(key)
+
+    def capture(self, key: object, run: Any) -> SimpleNamespace:
+        run()
+        self.made[key] = SimpleNamespace(replay=run)
+        return self.made[key]
+
+
+def test_what_graphs_run_leaves_no_trace_of_padding_and_capture(tiny: TinyShelf) -> None:
+    model, draft = tiny.target(), tiny.drafter("domino")
+    params = [with_seed(SAMPLED, seed) if seed % 2 else GREEDY for seed in range(len(PROMPTS))]
+    expected = generate(model, draft, PROMPTS, params, max_batch_size=4)
+    settings = {"max_batch_size": 4, "overlap_schedule": True, "prefill_chunk": 64}
+    with load(model, draft, **settings) as llm:
+        runner = llm._engine.runner  # type: ignore[union-attr]
+        assert isinstance(runner, PipelinedRunner)
+        graphs = ReplayedByHand()
+        runner.graphs = graphs  # type: ignore[assignment]
+        for bucket in (1, 2, 4):
+            runner._slots[bucket] = torch.full((bucket,), runner.state.idle)
+        runner._most_prefill_rows = 64
+        runner.capture([runner.drafter.block_size])  # type: ignore[union-attr]
+        found = llm.generate(PROMPTS, params)
+        idle = runner.state.idle
+        assert runner.state.lengths[idle] == 0
+        assert not runner.state.page_table[idle].any()
+    check_same(expected, found)
+    kinds = {type(key) for key in graphs.made}
+    assert kinds == {StepKey, PrefillKey}
+
+
+def test_prefills_are_rounded_up_to_few_sizes() -> None:
+    assert prefill_shape(1, 5, 5, 1024) == PrefillKey(1, 16)
+    assert prefill_shape(1, 90, 90, 1024) == PrefillKey(1, 96)
+    assert prefill_shape(3, 40, 110, 1024) == PrefillKey(4, 48)
+    assert prefill_shape(1, 1024, 1024, 1024) == PrefillKey(1, 1024)
+    assert prefill_shape(1, 1025, 1025, 1024) is None  # too large
+    assert prefill_shape(5, 200, 700, 4096) is None  # more padding than it is worth
+    assert prefill_shape(1, 7, 7, 0) is None  # no graphs
+    for requests, rows in [(1, 1), (2, 17), (7, 45), (64, 64), (1, 700)]:
+        key = prefill_shape(requests, rows, requests * rows, 1 << 20)
+        assert key is not None and key.requests >= requests and key.rows >= rows
 
 
 def test_two_ranks_pipeline_alike(tiny: TinyShelf) -> None:

@@ -269,6 +269,7 @@ def build_runner(
         longest + 3 * block_rows,
         default_buckets(batch) if config.cuda_graph else (),
         accept,
+        chunk if config.cuda_graph else 0,
     )
     if config.kv_memory is None and config.device == "cuda":
         workspace = measure_workspace(runner, min(chunk, longest), widths[-1])

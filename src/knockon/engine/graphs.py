@@ -1,109 +1,107 @@
-"""CUDA graphs of speculative steps: from draft to commit in one launch."""
+"""CUDA graphs: forwards captured once and launched as a whole."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from knockon.engine.sampling import DrawKind
 
 logger = logging.getLogger(__name__)
 
-Run = Callable[[Tensor, int, DrawKind], tuple[Tensor, Tensor]]
-"""``(slots [n], width, kind) -> (packed [n, width + 1], logits)``, tensor operations only."""
 
-
-class GraphKey(NamedTuple):
-    """What a graph is made for."""
+class StepKey(NamedTuple):
+    """What the graph of a speculative step, from draft to commit, is made for."""
 
     bucket: int
     width: int
     kind: DrawKind
 
+    def __str__(self) -> str:
+        kind = "greedy" if self.kind.all_greedy else str(self.kind)
+        return f"a step of {self.bucket} requests, verify width {self.width}, {kind}"
 
-class CapturedStep:
+
+class PrefillKey(NamedTuple):
+    """What the graph of a prefill is made for: so many requests, so many rows of each."""
+
+    requests: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"a prefill of {self.requests} x {self.rows} rows"
+
+
+class Captured:
     """A graph and where it leaves its result."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, packed: Tensor) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, result: Any) -> None:
         self._graph = graph
-        self._packed = packed
+        self._result = result
 
-    def replay(self) -> Tensor:
-        """Run the step; int64 ``[bucket, width + 1]``, overwritten by the next graph's replay."""
+    def replay(self) -> Any:
+        """Run it; the result is overwritten by the next replay of any graph of the same pool."""
         self._graph.replay()
-        return self._packed
+        return self._result
 
 
-class StepGraphs:
-    """Makes graphs when they are first asked for and keeps them, in one pool of memory.
+class Graphs:
+    """Makes graphs and keeps them, in one pool of memory.
 
-    Their memory is shared: a result must be copied, in stream order, before another graph runs.
+    Their memory is shared: a result must be used up, in stream order, before another graph runs.
 
     Attributes:
         seconds: spent on capturing, so far.
-        count: graphs made.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graphs: dict[GraphKey, CapturedStep] = {}
+        self._made: dict[StepKey | PrefillKey, Captured] = {}
         self._pool: object = None
         self.seconds = 0.0
 
     @property
     def count(self) -> int:
         """Graphs made."""
-        return len(self._graphs)
+        return len(self._made)
 
-    def items(self) -> Iterable[tuple[GraphKey, CapturedStep]]:
-        """Every graph with what it was made for."""
-        return self._graphs.items()
+    def steps(self) -> list[StepKey]:
+        """The speculative steps that graphs were made for."""
+        return [key for key in self._made if isinstance(key, StepKey)]
 
-    def get(self, key: GraphKey, slots: Tensor, idle: int, run: Run) -> CapturedStep:
-        """The graph for ``key``, captured now if it is not there yet.
+    def find(self, key: StepKey | PrefillKey) -> Captured | None:
+        """The graph for ``key``, if there is one yet."""
+        return self._made.get(key)
+
+    def capture(self, key: StepKey | PrefillKey, run: Callable[[], Any]) -> Captured:
+        """Make the graph for ``key``.
 
         Args:
-            slots: int64 ``[bucket]``, the buffer that the graph will read.
-            idle: the slot on which the step can be run for nothing, before it is captured.
+            run: tensor operations only; called twice, so that kernels are compiled and libraries
+                set up before the capture. The first call has its effects.
         """
-        found = self._graphs.get(key)
-        if found is None:
-            began = time.perf_counter()
-            found = self._graphs[key] = self._capture(key, slots, idle, run)
-            took = time.perf_counter() - began
-            self.seconds += took
-            logger.info(
-                "captured batch %d, verify width %d, %s: %.2f s",
-                key.bucket,
-                key.width,
-                "greedy" if key.kind.all_greedy else key.kind,
-                took,
-            )
-        return found
-
-    def _capture(self, key: GraphKey, slots: Tensor, idle: int, run: Run) -> CapturedStep:
+        began = time.perf_counter()
         with torch.inference_mode():
-            held = slots.clone()
-            slots.fill_(idle)
-            # Once beforehand: kernels are compiled and libraries set up outside of the capture.
             stream = torch.cuda.Stream(self._device)
             stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(stream):
-                run(slots, key.width, key.kind)
+                run()
             torch.cuda.current_stream(self._device).wait_stream(stream)
             torch.cuda.synchronize(self._device)
             graph = torch.cuda.CUDAGraph()
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             with torch.cuda.graph(graph, pool=self._pool):  # type: ignore[arg-type]
-                packed, _ = run(slots, key.width, key.kind)
-            slots.copy_(held)
-        return CapturedStep(graph, packed)
+                result = run()
+        found = self._made[key] = Captured(graph, result)
+        took = time.perf_counter() - began
+        self.seconds += took
+        logger.info("captured %s: %.2f s", key, took)
+        return found
 
 
 def bucket_of(batch: int, buckets: Iterable[int]) -> int:
@@ -120,3 +118,38 @@ def default_buckets(max_batch_size: int) -> tuple[int, ...]:
     sizes = [1, 2, 4, 8, 12, 16, *range(24, 65, 8), *range(96, 257, 32)]
     sizes += range(384, max_batch_size + 1, 128)
     return (*(size for size in sizes if size < max_batch_size), max_batch_size)
+
+
+def prefill_shape(requests: int, rows: int, real: int, most: int) -> PrefillKey | None:
+    """The graph that serves a prefill, or ``None`` to run it eagerly.
+
+    Launching a prefill's kernels one by one takes the host ten milliseconds and more, whatever
+    their size; a graph takes one launch, and pays with rows that are only padding. Requests are
+    rounded up to a power of two, rows to that or one and a half times it.
+
+    Args:
+        requests, rows: of the padded prefill.
+        real: rows that are not padding.
+        most: rows of the largest graph, over all requests.
+    """
+    half = max(16, 1 << (rows - 1).bit_length()) // 2
+    rounded = half * 3 // 2 if half >= 32 and rows <= half * 3 // 2 else 2 * half
+    key = PrefillKey(1 << (requests - 1).bit_length(), rounded)
+    total = key.requests * key.rows
+    return key if total <= most and total <= max(_FREE_ROWS, 1.5 * real) else None
+
+
+# So few rows cost a GPU little more than none: it reads the weights either way.
+_FREE_ROWS = 256
+
+
+def first_prefills(most: int) -> list[PrefillKey]:
+    """Prefills to make graphs for at start, smallest first: of one request up to 1024 rows, of two
+    and of four up to 256 each; ``most`` rows over all requests."""
+    found: dict[PrefillKey, None] = {}
+    for requests, longest in ((1, 1024), (2, 256), (4, 256)):
+        for rows in range(16, longest + 1, 16):
+            key = prefill_shape(requests, rows, requests * rows, most)
+            if key is not None:
+                found[key] = None
+    return sorted(found, key=lambda key: key.requests * key.rows)

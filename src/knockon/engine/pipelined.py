@@ -7,7 +7,7 @@ width, kind of draw); prefill runs eagerly on the same stream, before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,15 @@ from torch import Tensor
 from knockon.drafters.base import Drafter
 from knockon.engine.device_state import DeviceState, upload
 from knockon.engine.flight import Awaited, Clock, PipelinedFlight
-from knockon.engine.graphs import CapturedStep, GraphKey, StepGraphs, bucket_of
+from knockon.engine.graphs import (
+    Captured,
+    Graphs,
+    PrefillKey,
+    StepKey,
+    bucket_of,
+    first_prefills,
+    prefill_shape,
+)
 from knockon.engine.request import Request
 from knockon.engine.sampling import (
     DrawKind,
@@ -67,6 +75,7 @@ class PipelinedRunner:
         buckets: batch sizes that graphs are made for, ascending, up to ``max_batch_size``; none
             runs every step eagerly.
         accept: see :class:`Engines`.
+        most_prefill_rows: up to how many prompt tokens a prefill runs as a graph; 0 for none.
     """
 
     lag = 1
@@ -80,6 +89,7 @@ class PipelinedRunner:
         max_positions: int,
         buckets: Sequence[int] = (),
         accept: Accept = accept_drawn,
+        most_prefill_rows: int = 0,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -96,7 +106,9 @@ class PipelinedRunner:
         }
         self._in_bucket: dict[int, Sequence[int]] = {}
         self._batch: _Batch | None = None
-        self.graphs = StepGraphs(self.device)
+        self.graphs = Graphs(self.device)
+        self._prefill_inputs: dict[PrefillKey, tuple[Tensor, Tensor]] = {}
+        self._most_prefill_rows = most_prefill_rows
         self._engines = Engines(target, drafter, [], target.group, page_size, accept)
 
     @property
@@ -128,26 +140,25 @@ class PipelinedRunner:
             clock.stop()
         return PipelinedFlight(awaited, clock)
 
-    def capture(self, widths: Sequence[int], progress: Iterator[None] | None = None) -> None:
-        """Make the graphs of greedy steps for every bucket; others are made when first needed.
+    def capture(self, widths: Sequence[int]) -> None:
+        """Make the graphs of greedy steps for every bucket, and of one request's prefills.
 
-        The largest come first, since the rest then fit into the memory they use.
-
-        Args:
-            progress: advanced once a graph.
+        Others are made when first needed. The largest come first, since the rest then fit into the
+        memory they use.
         """
         for bucket in reversed(self._slots):
             for width in sorted(widths, reverse=True):
-                self._graph(GraphKey(bucket, width, _GREEDY))
-                if progress is not None:
-                    next(progress, None)
+                self._graph(StepKey(bucket, width, _GREEDY))
+        for key in reversed(first_prefills(self._most_prefill_rows)):
+            self._prefill_graph(key)
 
     def time_graphs(self) -> dict[tuple[int, int], float]:
         """Seconds of every graph by ``(bucket, width)``, on idle slots: no context to read."""
         with torch.inference_mode():
             found = {}
             self._batch = None  # its bucket may be named anew
-            for key, graph in self.graphs.items():
+            for key in self.graphs.steps():
+                graph = self._graph(key)
                 self._fill(key.bucket, [])
                 graph.replay()
                 clock = Clock(self.device)
@@ -179,7 +190,7 @@ class PipelinedRunner:
             packed, logits = self._step(batch.slots, width, batch.kind, requests)
             wanted = logits if batch.kind is None else None
             return Awaited(requests, to_host(packed), wanted, verified=True)
-        packed = self._graph(GraphKey(batch.bucket, width, batch.kind)).replay()
+        packed = self._graph(StepKey(batch.bucket, width, batch.kind)).replay()
         return Awaited(requests, to_host(packed[: len(requests)]), None, verified=True)
 
     def _compose(self, requests: Sequence[Request]) -> _Batch:
@@ -211,9 +222,28 @@ class PipelinedRunner:
             filled = (*slots, *[self.state.idle] * (bucket - len(slots)))
             self._slots[bucket].copy_(upload(filled, torch.int64, self.device))
 
-    def _graph(self, key: GraphKey) -> CapturedStep:
-        slots = self._slots[key.bucket]
-        return self.graphs.get(key, slots, self.state.idle, self._step)
+    def _graph(self, key: StepKey) -> Captured:
+        found = self.graphs.find(key)
+        if found is None:
+            slots = self._slots[key.bucket]
+            held = slots.clone()
+            slots.fill_(self.state.idle)
+            found = self.graphs.capture(key, lambda: self._step(slots, key.width, key.kind)[0])
+            slots.copy_(held)
+        return found
+
+    def _prefill_graph(self, key: PrefillKey) -> Captured:
+        found = self.graphs.find(key)
+        if found is None:
+            where = torch.tensor([[self.state.idle, 0, 1]], device=self.device)
+            where = where.repeat(key.requests, 1)
+            tokens = where.new_zeros((key.requests, key.rows))
+            self._prefill_inputs[key] = where, tokens
+            slots, starts, counts = where.unbind(1)
+            found = self.graphs.capture(
+                key, lambda: self._run_rows(slots, tokens, starts, counts, ragged=True)
+            )
+        return found
 
     def _step(
         self,
@@ -243,21 +273,32 @@ class PipelinedRunner:
 
     def _prefill(self, chunks: Sequence[PrefillChunk]) -> Awaited | None:
         """Run chunks together; the first tokens of those that complete a new prompt."""
+        where = [(chunk.request.slot, chunk.start, chunk.count) for chunk in chunks]
         rows = max(chunk.count for chunk in chunks)
+        real = sum(chunk.count for chunk in chunks)
+        key = prefill_shape(len(chunks), rows, real, self._most_prefill_rows)
+        padded = rows
+        if key is not None:
+            padded = key.rows
+            where += [(self.state.idle, 0, 1)] * (key.requests - len(chunks))
         tokens = []
         for chunk in chunks:
             own = chunk.request.tokens[chunk.start : chunk.start + chunk.count]
-            tokens.append(own + [0] * (rows - chunk.count))
-        where = upload(
-            [(chunk.request.slot, chunk.start, chunk.count) for chunk in chunks],
-            torch.int64,
-            self.device,
-        )
-        slots, starts, counts = where.unbind(1)
-        ragged = any(chunk.count < rows for chunk in chunks)
-        hidden, ends = self._run_rows(
-            slots, upload(tokens, torch.int64, self.device), starts, counts, ragged
-        )
+            tokens.append(own + [0] * (padded - chunk.count))
+        tokens += [[0] * padded] * (len(where) - len(chunks))
+        where_tensor = upload(where, torch.int64, self.device)
+        token_tensor = upload(tokens, torch.int64, self.device)
+        slots, starts, counts = where_tensor[: len(chunks)].unbind(1)
+        if key is None:
+            hidden, ends = self._run_rows(
+                slots, token_tensor, starts, counts, ragged=real < rows * len(chunks)
+            )
+        else:
+            graph = self._prefill_graph(key)
+            inputs = self._prefill_inputs[key]
+            inputs[0].copy_(where_tensor)
+            inputs[1].copy_(token_tensor)
+            hidden, ends = (x[: len(chunks)] for x in graph.replay())
         ending = [i for i, chunk in enumerate(chunks) if chunk.last and chunk.request.is_new]
         if not ending:
             return None
