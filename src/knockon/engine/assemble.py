@@ -246,6 +246,10 @@ def build_runner(
     Raises:
         Refused: KV memory that does not suffice.
     """
+    # Where cuBLAS splits a product over its columns, the parts are added up in FP32: sums decide
+    # tokens. (Settings of the process; on a CPU nothing reads them.)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     sizes = default_sizes(config.device)
     batch = config.max_batch_size or sizes.max_batch_size
     chunk = config.prefill_chunk or sizes.prefill_chunk

@@ -8,6 +8,7 @@ not finish alone is refused when it arrives.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,6 +16,9 @@ from typing import NamedTuple
 from knockon.engine.pages import PagePool
 from knockon.engine.request import Phase, Request
 from knockon.errors import Refused
+
+# One count for the process: engines may take turns on a runner, which knows stays by number.
+_STAYS = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,6 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.with_history = 0
-        self._stays = 0
         self._free_slots: list[int] = []  # below the number of slots ever held at once
 
     @property
@@ -192,8 +195,7 @@ class Scheduler:
             request.cached_tokens = max(request.cached_tokens, request.length)
             request.registered = len(cached)
             request.slot = self._free_slots.pop() if self._free_slots else len(self.running)
-            self._stays += 1
-            request.stay = self._stays
+            request.stay = next(_STAYS)
             request.phase = Phase.PREFILL
             if request.length == request.prefill_end:
                 request.phase = Phase.DECODE
