@@ -58,7 +58,7 @@ def write_plot(report: EngineReport, path: Path) -> None:
 def _draw_speed(panel: Any, report: EngineReport, concurrency: int) -> None:
     found = [m for m in report.measurements if m.concurrency == concurrency]
     speeds = [m.tokens_per_second for m in found]
-    labels = [m.variant.label for m in found]
+    labels = [_on_two_lines(m.variant.label) for m in found]
     colours = [_COLOURS[m.variant.method] for m in found]
     bars = panel.bar(labels, speeds, color=colours, width=0.7)
     for bar, speed in zip(bars, speeds, strict=True):
@@ -75,10 +75,17 @@ def _draw_speed(panel: Any, report: EngineReport, concurrency: int) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
+def _on_two_lines(label: str) -> str:
+    return label.replace(" ", "\n")
+
+
 def _draw_parts(panel: Any, report: EngineReport, concurrency: int) -> None:
-    """Stacked parts; what is left of the traced step's time is drawn hollow."""
+    """Stacked parts; what is left of the traced step's time is drawn hollow.
+
+    Parts can add up to more than the step, where kernels wait inside for the one ahead.
+    """
     profiled = [
-        (m.variant.label, m.profile)
+        (_on_two_lines(m.variant.label), m.profile)
         for m in report.measurements
         if m.concurrency == concurrency and m.profile is not None
     ]
@@ -100,5 +107,9 @@ def _draw_parts(panel: Any, report: EngineReport, concurrency: int) -> None:
         width=0.7,
         label="rest of the step",
     )
-    panel.margins(y=0.08)
+    places = range(len(profiled))
+    walls = [profile.wall_ms for _, profile in profiled]
+    starts, ends = [x - 0.42 for x in places], [x + 0.42 for x in places]
+    panel.hlines(walls, starts, ends, color="black", linewidth=1.5, label="the step")
+    panel.set_ylim(0, 1.08 * max(*bottoms, *walls))
     panel.spines[["top", "right"]].set_visible(False)
