@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from knockon.errors import Refused
 from knockon.server.settings import ServerSettings
 
 # The launch line of the published serving numbers, from its first flag on.
-PUBLISHED = """
+PUBLISHED = shlex.split("""
     --model-path TARGET --tp-size 2 --dtype bfloat16
     --attention-backend flashinfer
     --max-running-requests 32 --cuda-graph-max-bs-decode 32
@@ -29,7 +30,7 @@ PUBLISHED = """
     --speculative-dflash-block-size 16
     --speculative-draft-attention-backend flashinfer
     --speculative-domino-candidate-pool-size 2048
-""".split()
+""")
 
 
 @pytest.fixture
