@@ -23,9 +23,9 @@ def build_app(state: ServerState) -> FastAPI:
     app.state.server = state
     app.include_router(openai_routes.router)
     app.include_router(admin_routes.router)
-    app.add_middleware(BodyGate, limit=state.settings.max_body_bytes)
+    app.add_middleware(BodyGate, limit=state.settings.max_body_bytes, refused=state.metrics.refused)
     if state.settings.api_key is not None:
-        app.add_middleware(KeyGate, key=state.settings.api_key)
+        app.add_middleware(KeyGate, key=state.settings.api_key, refused=state.metrics.refused)
 
     def answer(error: ApiError) -> Response:
         state.metrics.refused(error.status)

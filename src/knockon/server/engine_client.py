@@ -100,6 +100,8 @@ class EngineClient:
             asyncio.create_task(self._watch_process()),
             asyncio.create_task(self._watch_silence()),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_end)
 
     def submit(
         self,
@@ -150,6 +152,24 @@ class EngineClient:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def fail(self, cause: str, refused: bool = False) -> None:
+        """The engine can serve no more: tell everyone who waits. The first cause stays."""
+        if self.state is EngineState.FAILED:
+            return
+        self.state, self.cause, self.refused = EngineState.FAILED, cause, refused
+        error = ApiError(500, f"the engine has failed: {first_line(cause)}", code="engine_failed")
+        for submission in set(self._submissions.values()):
+            submission.fail(error)
+        self._submissions.clear()
+        self.settled.set()
+        self.failed.set()
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None and not self._stopping:
+            self.fail(f"its link broke: {task.exception()!r}")
 
     def _send(self, message: m.ToEngine) -> None:
         # Queued at once: the socket has no high-water mark. The future is of no interest.
@@ -193,7 +213,7 @@ class EngineClient:
                 self.state = EngineState.READY
                 self.settled.set()
             elif isinstance(message, m.Failed):
-                self._fail(message.text, message.refused)
+                self.fail(message.text, message.refused)
 
     def _spread(self, outputs: m.Outputs) -> None:
         self._metrics.stepped(outputs.seconds)
@@ -212,7 +232,7 @@ class EngineClient:
         await asyncio.sleep(0.2)  # its last words may be on the way
         if not self._stopping:
             how = f"exit code {status}" if status >= 0 else signal.Signals(-status).name
-            self._fail(f"the engine's process ended: {how}", refused=False)
+            self.fail(f"the engine's process ended: {how}")
 
     async def _watch_silence(self) -> None:
         await self.settled.wait()
@@ -220,18 +240,7 @@ class EngineClient:
             await asyncio.sleep(min(1.0, self._watchdog_timeout / 4))
             silent = time.monotonic() - self._heard
             if silent > self._watchdog_timeout:
-                self._fail(f"the engine has said nothing for {silent:.0f} s", refused=False)
-
-    def _fail(self, cause: str, refused: bool) -> None:
-        if self.state is EngineState.FAILED:
-            return
-        self.state, self.cause, self.refused = EngineState.FAILED, cause, refused
-        error = ApiError(500, f"the engine has failed: {first_line(cause)}", code="engine_failed")
-        for submission in set(self._submissions.values()):
-            submission.fail(error)
-        self._submissions.clear()
-        self.settled.set()
-        self.failed.set()
+                self.fail(f"the engine has said nothing for {silent:.0f} s")
 
 
 def first_line(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,10 +16,15 @@ _DROPPED = 64 << 20
 
 
 class KeyGate:
-    """Asks for ``Authorization: Bearer KEY`` on all but :data:`OPEN_PATHS`."""
+    """Asks for ``Authorization: Bearer KEY`` on all but :data:`OPEN_PATHS`.
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    Args:
+        refused: told the status of what does not pass.
+    """
+
+    def __init__(self, app: ASGIApp, key: str, refused: Callable[[int], None]) -> None:
         self._app = app
+        self._refused = refused
         self._wanted = f"Bearer {key}".encode("ascii")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,16 +38,22 @@ class KeyGate:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
+                self._refused(error.status)
                 await error.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
 class BodyGate:
-    """Reads bodies of at most ``limit`` bytes before the route sees them; larger ones get 413."""
+    """Reads bodies of at most ``limit`` bytes before the route sees them; larger ones get 413.
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    Args:
+        refused: told the status of what does not pass.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, refused: Callable[[int], None]) -> None:
         self._app = app
+        self._refused = refused
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,6 +81,7 @@ class BodyGate:
                 f"the body has more than {self._limit} bytes (--max-body-bytes)",
                 code="request_too_large",
             )
+            self._refused(error.status)
             await error.response()(scope, receive, send)
             return
         body: Message | None = {"type": "http.request", "body": b"".join(parts), "more_body": False}

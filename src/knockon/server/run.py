@@ -82,8 +82,6 @@ async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
         ]
         try:
             await server.serve(sockets=[listener])
-            if tasks[0].done() and not tasks[0].cancelled():
-                tasks[0].result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -100,7 +98,11 @@ async def _get_ready(state: ServerState, listener: socket.socket) -> None:
     if state.engine.capacity is None:
         return
     model = Path(state.engine.config["model"])
-    tokenizer = await asyncio.to_thread(load_prompt_tokenizer, model)
+    try:
+        tokenizer = await asyncio.to_thread(load_prompt_tokenizer, model)
+    except Refused as refused:
+        state.engine.fail(str(refused), refused=True)
+        return
     state.encoder = PromptEncoder(tokenizer, state.settings.chat_template)
     host, port = listener.getsockname()[:2]
     logger.info("ready: %s at http://%s:%d", state.settings.model_name, host, port)
