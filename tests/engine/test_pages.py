@@ -221,3 +221,18 @@ class PagePoolMachine(RuleBasedStateMachine):
 
 TestPagePool = PagePoolMachine.TestCase
 TestPagePool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_flush_forgets_what_nobody_holds_and_nothing_else() -> None:
+    pool = PagePool(9, SIZE)
+    first, second = pool.allocate(2), pool.allocate(2)
+    assert first is not None and second is not None
+    pool.register([1, 2, 3, 4], first)
+    pool.register([5, 6, 7, 8], second)
+    pool.release(first)
+    assert pool.cached == 2
+    assert pool.flush() == 2
+    assert pool.cached == 0
+    assert pool.match([1, 2, 3, 4]) == []
+    assert pool.match([5, 6, 7, 8]) == second
+    assert pool.available == pool.usable - len(second)

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from knockon import __version__
-from knockon.cli import bench, chat, doctor, generate, models
+from knockon.cli import bench, chat, doctor, generate, models, serve
 from knockon.errors import KnockonError
 
 app = typer.Typer(
@@ -45,6 +45,9 @@ def root(
     """Options that stand before the command."""
 
 
+app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    serve.serve
+)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.add_typer(models.app, name="models")

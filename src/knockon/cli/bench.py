@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from knockon.cli.bench_engine import engine
+from knockon.cli.bench_serving import serving
 
 app = typer.Typer(help="Measure parts of Knockon on this machine.", no_args_is_help=True)
 
 
 app.command("engine")(engine)
+app.command("serving")(serving)
 
 
 @app.command("rollout")

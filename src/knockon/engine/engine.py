@@ -19,6 +19,7 @@ from knockon.engine.bad_words import bad_word_tokens
 from knockon.engine.flight import Flight, Gains, Runner
 from knockon.engine.logprobs import logprobs as raw_logprobs
 from knockon.engine.metrics import EngineMetrics, Tally
+from knockon.engine.occupancy import Capacity, Occupancy
 from knockon.engine.pages import PagePool
 from knockon.engine.request import Phase, Request, RequestMetrics, RequestOutput, TokenLogprobs
 from knockon.engine.sampling_params import SamplingParams
@@ -36,12 +37,14 @@ class StepOutput:
         text: new text, safe to stream.
         token_ids: new tokens.
         finished: the whole result, once the request has ended.
+        logprobs: one entry a new token, where asked for.
     """
 
     request_id: str
     text: str
     token_ids: list[int]
     finished: RequestOutput | None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class _InFlight(NamedTuple):
@@ -217,14 +220,16 @@ class Engine:
             if kept < len(tokens):
                 tokens = tokens[:kept]
             request.tokens += tokens
+            found: list[TokenLogprobs] | None = None
             if logits is not None and request.params.logprobs is not None:
                 rows = logits[row, :kept]
-                request.logprobs += token_logprobs(rows, tokens, request.params.logprobs)
+                found = token_logprobs(rows, tokens, request.params.logprobs)
+                request.logprobs += found
             if stops.finish_reason is not None:
-                outputs.append(self._finish(request, stops, tokens))
+                outputs.append(self._finish(request, stops, tokens, found))
                 continue
             if request.stream:
-                outputs.append(StepOutput(request.id, stops.stream(), tokens, None))
+                outputs.append(StepOutput(request.id, stops.stream(), tokens, None, found))
             if request.length // page_size > request.registered:
                 self._register(request)
         self._tally.accept_lengths.update(lengths)
@@ -233,6 +238,31 @@ class Engine:
     def metrics(self) -> EngineMetrics:
         """What was done so far. Reads the device, and takes a collective on several ranks."""
         return self._tally.snapshot(self.widths.name, self.runner.drafter)
+
+    def capacity(self) -> Capacity:
+        """What this engine was made to hold."""
+        pool = self.scheduler.pool
+        return Capacity(
+            self.max_length,
+            self.scheduler.max_batch_size,
+            pool.usable,
+            pool.page_size,
+            self._vocab_size,
+        )
+
+    def occupancy(self) -> Occupancy:
+        """What it holds now."""
+        scheduler = self.scheduler
+        return Occupancy(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            held_pages=scheduler.pool.usable - scheduler.pool.available,
+            cached_pages=scheduler.pool.cached,
+        )
+
+    def flush_cache(self) -> int:
+        """Forget earlier prompts, as far as no request uses their pages; how many pages."""
+        return self.scheduler.pool.flush()
 
     def _register(self, request: Request) -> None:
         """Offer full pages below the verified length to the prefix cache."""
@@ -243,7 +273,13 @@ class Engine:
             )
             request.registered = full
 
-    def _finish(self, request: Request, stops: StopChecker, tokens: list[int]) -> StepOutput:
+    def _finish(
+        self,
+        request: Request,
+        stops: StopChecker,
+        tokens: list[int],
+        found: list[TokenLogprobs] | None,
+    ) -> StepOutput:
         # The last token's KV was never written, and rows past a stop were run but not kept.
         request.length = min(request.length, len(request.tokens) - 1)
         self._register(request)
@@ -252,8 +288,10 @@ class Engine:
         assert stops.finish_reason is not None
         finished = self._result(request, stops, stops.finish_reason, time.perf_counter())
         if not request.stream:
-            return StepOutput(request.id, finished.text, finished.token_ids, finished)
-        return StepOutput(request.id, stops.stream(), tokens, finished)
+            return StepOutput(
+                request.id, finished.text, finished.token_ids, finished, finished.logprobs
+            )
+        return StepOutput(request.id, stops.stream(), tokens, finished, found)
 
     def _result(
         self, request: Request, stops: StopChecker, reason: str, now: float

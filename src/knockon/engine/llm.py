@@ -15,10 +15,11 @@ from knockon.engine.engine import Engine, StepOutput
 from knockon.engine.mailboxes import Mailboxes, take
 from knockon.engine.metrics import EngineMetrics
 from knockon.engine.noise import fresh_seed
+from knockon.engine.occupancy import Capacity, Occupancy
 from knockon.engine.prompts import Prompt, as_prompts, encode_prompt
 from knockon.engine.request import RequestOutput
 from knockon.engine.sampling_params import SamplingParams
-from knockon.errors import Refused
+from knockon.errors import RankFailed, Refused
 from knockon.models.target import read_config
 from knockon.models.tokenizer import load_tokenizer
 from knockon.parallel import SingleRank
@@ -165,6 +166,21 @@ class LLM:
         metrics: EngineMetrics = self._call("metrics")
         return metrics
 
+    def capacity(self) -> Capacity:
+        """What the engine was made to hold: context, batch, pages."""
+        capacity: Capacity = self._call("capacity")
+        return capacity
+
+    def occupancy(self) -> Occupancy:
+        """The requests and pages it holds now."""
+        occupancy: Occupancy = self._call("occupancy")
+        return occupancy
+
+    def flush_cache(self) -> int:
+        """Forget earlier prompts' KV, as far as no request uses it; how many pages were dropped."""
+        dropped: int = self._call("flush_cache")
+        return dropped
+
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt; raises as :func:`~knockon.engine.prompts.encode_prompt`."""
         return encode_prompt(self.tokenizer, prompt)
@@ -215,7 +231,12 @@ class LLM:
     @property
     def failed(self) -> bool:
         """Whether a rank has died, after which nothing more can be generated."""
-        return self._pool is not None and self._pool.failure is not None
+        return self.failure is not None
+
+    @property
+    def failure(self) -> RankFailed | None:
+        """What ended the ranks, known between calls too; ``None`` while all is well."""
+        return self._pool.failure if self._pool is not None else None
 
     def _call(self, method: str, *args: object) -> Any:
         with self._turn:

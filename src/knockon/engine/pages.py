@@ -52,6 +52,18 @@ class PagePool:
         """Pages there are besides the null page."""
         return self.num_pages - 1
 
+    @property
+    def cached(self) -> int:
+        """Pages held by nobody that are kept for later prompts."""
+        return len(self._idle)
+
+    def flush(self) -> int:
+        """Forget every cached page that no request holds; how many there were."""
+        count = len(self._idle)
+        while self._idle:
+            self._evict()
+        return count
+
     def pages_for(self, positions: int) -> int:
         """Pages needed to hold that many positions."""
         return -(-positions // self.page_size)

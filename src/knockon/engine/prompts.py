@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from knockon.engine.engine import checked_prompt
 from knockon.errors import Refused
+from knockon.models.tokenizer import load_tokenizer
 
 Message = dict[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 _WANTED = "a string, a list of messages or a list of token ids"
+
+
+def load_prompt_tokenizer(model: str | Path) -> Any:
+    """The tokenizer of a model by itself, for a process that has no engine.
+
+    Raises:
+        Refused: as :func:`~knockon.models.tokenizer.load_tokenizer`.
+    """
+    return load_tokenizer(model)
 
 
 def as_prompts(prompts: Any) -> list[Prompt]:

@@ -1,0 +1,171 @@
+"""A serving benchmark from warm-up to summary."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import httpx
+
+from knockon.bench.serving.dataset import BenchPrompt, draw, read_dataset
+from knockon.bench.serving.request import Timed, body_of, send
+from knockon.bench.serving.settings import ServingSettings
+from knockon.bench.serving.summary import Summary, summarise
+from knockon.errors import KnockonError, Refused
+
+WARMUP_TOKENS = 32
+
+
+class BenchFailed(KnockonError, RuntimeError):
+    """The server cannot be measured; the message says why."""
+
+
+@dataclass(frozen=True)
+class ServingReport:
+    """A run and what it found."""
+
+    settings: ServingSettings
+    model: str
+    summary: Summary
+    requests: list[Timed]
+    server: dict[str, Any] | None
+
+    def to_json(self, details: bool) -> dict[str, Any]:
+        """Plain data; with ``details`` every request."""
+        asked = asdict(self.settings) | {"dataset": str(self.settings.dataset), "model": self.model}
+        del asked["api_key"]
+        asked["request_rate"] = str(asked["request_rate"])  # JSON has no infinity
+        found: dict[str, Any] = {"settings": asked, "summary": self.summary.as_dict()}
+        found["server"] = self.server
+        if details:
+            found["requests"] = [asdict(each) for each in self.requests]
+        else:
+            found["errors"] = sorted({each.error for each in self.requests if each.error})
+        return found
+
+
+def measure(
+    settings: ServingSettings,
+    doing: Callable[[str], None] = lambda text: None,
+    ended: Callable[[], None] = lambda: None,
+) -> ServingReport:
+    """Run a benchmark.
+
+    Args:
+        doing: told what is being done.
+        ended: called after each counted request.
+
+    Raises:
+        Refused: a dataset or settings that do not fit.
+        BenchFailed: no server there, or no request that succeeded.
+    """
+    prompts = draw(read_dataset(settings.dataset), settings.num_prompts, settings.seed)
+    for prompt in prompts:
+        if settings.output_len is None and prompt.output_len is None:
+            raise Refused("output_len", None, "a number where records have no output_len")
+    return asyncio.run(_measure(settings, prompts, doing, ended))
+
+
+async def _measure(
+    settings: ServingSettings,
+    prompts: list[BenchPrompt],
+    doing: Callable[[str], None],
+    ended: Callable[[], None],
+) -> ServingReport:
+    headers = {"Accept-Encoding": "identity"}
+    if settings.api_key:
+        headers["Authorization"] = f"Bearer {settings.api_key}"
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(
+        base_url=settings.root, headers=headers, timeout=settings.timeout, limits=limits
+    ) as client:
+        model = settings.model or await _ask_model(client)
+        await _warm_up(client, settings, model, prompts[0], doing)
+        doing("measuring")
+        began = time.perf_counter()
+        results = await _load(client, settings, model, prompts, began, ended)
+        duration = time.perf_counter() - began
+        server = await _ask_server(client)
+    if all(each.error for each in results):
+        raise BenchFailed(f"no request of {len(results)} succeeded: {results[0].error}")
+    return ServingReport(settings, model, summarise(results, duration), results, server)
+
+
+async def _load(
+    client: httpx.AsyncClient,
+    settings: ServingSettings,
+    model: str,
+    prompts: list[BenchPrompt],
+    began: float,
+    ended: Callable[[], None],
+) -> list[Timed]:
+    places = asyncio.Semaphore(settings.max_concurrency or len(prompts))
+    arrivals = random.Random(settings.seed)
+
+    async def one(prompt: BenchPrompt) -> Timed:
+        async with places:
+            output_len = settings.output_len or prompt.output_len or 1
+            path, body = body_of(prompt, settings, model, output_len)
+            timed = await send(client, prompt.name, path, body, began)
+        ended()
+        return timed
+
+    tasks = []
+    for prompt in prompts:
+        tasks.append(asyncio.create_task(one(prompt)))
+        if settings.request_rate != float("inf"):
+            await asyncio.sleep(arrivals.expovariate(settings.request_rate))
+    return list(await asyncio.gather(*tasks))
+
+
+async def _warm_up(
+    client: httpx.AsyncClient,
+    settings: ServingSettings,
+    model: str,
+    prompt: BenchPrompt,
+    doing: Callable[[str], None],
+) -> None:
+    if settings.warmup_requests:
+        doing("warming up")
+        length = min(settings.output_len or prompt.output_len or WARMUP_TOKENS, WARMUP_TOKENS)
+        path, body = body_of(prompt, settings, model, length)
+        places = asyncio.Semaphore(settings.max_concurrency or settings.warmup_requests)
+
+        async def one() -> Timed:
+            async with places:
+                return await send(client, "warm-up", path, body, time.perf_counter())
+
+        for timed in await asyncio.gather(*(one() for _ in range(settings.warmup_requests))):
+            if timed.error:
+                raise BenchFailed(f"a warm-up request failed: {timed.error}")
+    if settings.flush_cache:
+        try:
+            answer = await client.post("/flush_cache")
+        except httpx.HTTPError as error:
+            raise BenchFailed(f"/flush_cache: {error}") from None
+        if answer.status_code != 200:
+            raise Refused("flush_cache", answer.status_code, "a server with POST /flush_cache")
+
+
+async def _ask_model(client: httpx.AsyncClient) -> str:
+    try:
+        answer = await client.get("/v1/models")
+        answer.raise_for_status()
+        name: str = answer.json()["data"][0]["id"]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        raise BenchFailed(f"{client.base_url} tells no model at /v1/models: {error}") from None
+    return name
+
+
+async def _ask_server(client: httpx.AsyncClient) -> dict[str, Any] | None:
+    """What the server says of itself, where it says so."""
+    try:
+        answer = await client.get("/server_info")
+        found = answer.json() if answer.status_code == 200 else None
+    except (httpx.HTTPError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,82 @@
+"""Flags of other servers' launch lines that have no meaning here: each is answered by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from knockon.errors import Refused
+
+_NO_MAMBA = (
+    "there is no separate cache for recurrent state here; --kv-memory and --mem-fraction-static "
+    "bound all that requests hold"
+)
+_GRAPHS = (
+    "graphs are captured for every batch up to --max-running-requests; lower that instead, or "
+    "switch them off with --disable-cuda-graph"
+)
+# Each takes one value.
+FOREIGN = {
+    "--cuda-graph-max-bs": _GRAPHS,
+    "--cuda-graph-max-bs-decode": _GRAPHS,
+    "--cuda-graph-backend-prefill": "prefill is never captured here; leave it out",
+    "--mamba-radix-cache-strategy": _NO_MAMBA,
+    "--mamba-ssm-dtype": _NO_MAMBA,
+    "--max-mamba-cache-size": _NO_MAMBA,
+    "--speculative-draft-attention-backend": (
+        "the drafter attends with the target's backend; use --attention-backend"
+    ),
+    "--speculative-num-steps": (
+        "a DFlash or Domino drafter proposes its block at once; use "
+        "--speculative-num-draft-tokens for how much of it is verified"
+    ),
+    "--speculative-eagle-topk": "proposals are one chain here, no tree; leave it out",
+}
+FOREIGN_SWITCHES = {
+    "--disable-custom-all-reduce": "ranks meet through NCCL or gloo alone; leave it out",
+    "--trust-remote-code": "no code from a model's folder is ever run; leave it out",
+    "--skip-server-warmup": "nothing is warmed up by requests; leave it out",
+}
+OWN_BACKENDS = ("auto", "torch", "triton")
+_FOREIGN_BACKENDS = {
+    "flashinfer": "auto",
+    "fa3": "auto",
+    "flash_attn": "auto",
+    "torch_native": "torch",
+}
+
+
+def answer_foreign_flags(extra: Sequence[str], attention_backend: str) -> tuple[list[str], str]:
+    """Go through what is left of a command line.
+
+    Args:
+        extra: arguments that no option took.
+        attention_backend: as asked for.
+
+    Returns:
+        A note for each flag that is passed over, and the attention backend to use.
+
+    Raises:
+        Refused: an argument that is not known at all, or a flag without its value.
+    """
+    notes = []
+    left = list(extra)
+    while left:
+        flag, equals, value = left.pop(0).partition("=")
+        if flag in FOREIGN_SWITCHES and not equals:
+            notes.append(f"{flag} has no meaning here and is passed over: {FOREIGN_SWITCHES[flag]}")
+            continue
+        if flag not in FOREIGN:
+            raise Refused("argument", flag, "an option of `knockon serve --help`")
+        if not equals:
+            if not left or left[0].startswith("--"):
+                raise Refused(flag, None, "a value")
+            value = left.pop(0)
+        notes.append(f"{flag} {value} has no meaning here and is passed over: {FOREIGN[flag]}")
+    if attention_backend in _FOREIGN_BACKENDS:
+        own = _FOREIGN_BACKENDS[attention_backend]
+        notes.append(
+            f"--attention-backend {attention_backend} is not one of "
+            f"{', '.join(OWN_BACKENDS)}: using {own}"
+        )
+        return notes, own
+    return notes, attention_backend

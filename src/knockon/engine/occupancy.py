@@ -1,0 +1,41 @@
+"""How much an engine can hold, and how much it holds now: what a server tells of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What an engine was made to hold; the same for its whole life.
+
+    Attributes:
+        max_length: positions that a request may reach, prompt and output.
+        max_batch_size: requests computed at once.
+        num_pages: KV pages that requests can hold.
+        page_size: positions a page.
+        vocab_size: token ids that a prompt may have.
+    """
+
+    max_length: int
+    max_batch_size: int
+    num_pages: int
+    page_size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """A snapshot of requests and pages.
+
+    Attributes:
+        running: requests in prefill or decode.
+        waiting: requests queued for a place or for pages.
+        held_pages: pages that a request holds.
+        cached_pages: pages that nobody holds, kept for later prompts.
+    """
+
+    running: int
+    waiting: int
+    held_pages: int
+    cached_pages: int

@@ -1,0 +1,170 @@
+"""A server from its start to its end: listening, loading, signals, draining, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from knockon.engine.prompts import load_prompt_tokenizer
+from knockon.errors import KnockonError, Refused
+from knockon.server.app import build_app
+from knockon.server.engine_client import EngineClient
+from knockon.server.metrics import Metrics
+from knockon.server.prompts import PromptEncoder
+from knockon.server.settings import ServerSettings
+from knockon.server.state import ServerState
+
+logger = logging.getLogger("knockon.server")
+LAST_ANSWERS = 1.0  # s that clients get to hear that the engine has failed
+
+
+class EngineFailed(KnockonError, RuntimeError):
+    """The engine ended while it was serving; the message holds the cause."""
+
+
+def serve(settings: ServerSettings) -> None:
+    """Serve until a signal ends it. Returns after a drained shutdown.
+
+    The port is taken before anything is loaded, and answers ``/health`` from then on.
+
+    Raises:
+        Refused: settings, a model or a port that cannot be had.
+        EngineFailed: the engine or one of its ranks died or hung.
+    """
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    listener = _listen(settings.host, settings.port)
+    with contextlib.closing(listener):
+        asyncio.run(_serve(settings, listener))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        found = f"{host}:{port}"
+        raise Refused("host and port", found, "an address to listen on", str(error)) from None
+    listener.set_inheritable(False)
+    return listener
+
+
+async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
+    metrics = Metrics()
+    engine = EngineClient(settings.watchdog_timeout, metrics)
+    state = ServerState(settings, engine, metrics, time.time())
+    config = uvicorn.Config(
+        build_app(state),
+        log_config=None,
+        access_log=settings.log_level == "debug",
+        lifespan="off",
+        timeout_graceful_shutdown=5,
+        server_header=False,
+    )
+    server = _Server(config)
+    signals = _Signals(state, server)
+    with signals.handled():
+        await engine.start(settings.engine, settings.log_level)
+        tasks = [
+            asyncio.create_task(_get_ready(state, listener)),
+            asyncio.create_task(_leave_with_engine(engine, server)),
+            asyncio.create_task(signals.drain()),
+        ]
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await engine.stop()
+    if engine.refused:
+        raise KnockonError(engine.cause)
+    if engine.cause:
+        raise EngineFailed(f"the engine has failed: {engine.cause}")
+
+
+async def _get_ready(state: ServerState, listener: socket.socket) -> None:
+    await state.engine.settled.wait()
+    if state.engine.capacity is None:
+        return
+    model = Path(state.engine.config["model"])
+    try:
+        tokenizer = await asyncio.to_thread(load_prompt_tokenizer, model)
+    except Refused as refused:
+        state.engine.fail(str(refused), refused=True)
+        return
+    state.encoder = PromptEncoder(tokenizer, state.settings.chat_template)
+    host, port = listener.getsockname()[:2]
+    logger.info("ready: %s at http://%s:%d", state.settings.model_name, host, port)
+
+
+async def _leave_with_engine(engine: EngineClient, server: uvicorn.Server) -> None:
+    await engine.failed.wait()
+    if not engine.refused:
+        logger.error("the engine has failed: %s", engine.cause)
+    await asyncio.sleep(LAST_ANSWERS)
+    server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to :class:`_Signals`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Signals:
+    """The first SIGTERM or SIGINT drains, the second ends the process."""
+
+    def __init__(self, state: ServerState, server: uvicorn.Server) -> None:
+        self.seen = 0
+        self._state = state
+        self._server = server
+        self._first = asyncio.Event()
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        """While this lasts."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: int) -> None:
+        self.seen += 1
+        self._state.draining = True
+        self._first.set()
+        if self.seen > 1:
+            logger.warning("second signal: stopping at once")
+            self._state.engine.kill()
+            logging.shutdown()
+            os._exit(128 + number)
+
+    async def drain(self) -> None:
+        """Once a signal has come: wait for the answers under way, then end the server."""
+        await self._first.wait()
+        state = self._state
+        logger.info("draining %d requests; a second signal stops at once", state.open_requests)
+        until = time.monotonic() + state.settings.drain_timeout
+        while state.open_requests or state.waiting_to_encode:
+            if time.monotonic() > until:
+                logger.warning("%d requests cut off: drain_timeout is over", state.open_requests)
+                break
+            await asyncio.sleep(0.02)
+        self._server.should_exit = True
