@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
+from knockon.cli.bench_acceptance import acceptance
 from knockon.cli.bench_engine import engine
 
 app = typer.Typer(help="Measure parts of Knockon on this machine.", no_args_is_help=True)
 
 
 app.command("engine")(engine)
+app.command("acceptance")(acceptance)
 
 
 @app.command("rollout")

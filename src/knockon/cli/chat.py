@@ -60,6 +60,8 @@ def chat(
         exchange,
         draft_head_dtype,
         max_model_len,
+        speculative_algorithm=algorithm,
+        speculative_num_steps=num_steps,
     ) as llm:
         if terminal:
             print(f"{model}" + (f" with {draft}" if draft else "") + f". {_HELP}")

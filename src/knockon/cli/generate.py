@@ -86,6 +86,8 @@ def generate(
         exchange,
         draft_head_dtype,
         max_model_len,
+        speculative_algorithm=algorithm,
+        speculative_num_steps=num_steps,
     ) as llm:
         outputs = llm.generate(entries, params)
         run = llm.metrics()
