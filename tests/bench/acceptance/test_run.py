@@ -1,4 +1,4 @@
-"""A whole run on tiny checkpoints: what is counted, that it repeats, and that texts are the same."""
+"""Runs on tiny checkpoints: what is counted, that they repeat, that texts are the target's."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from knockon.cli.app import app
 from knockon.errors import Refused
 from tests.engine.generation import TinyShelf
 from tests.tiny_models import TinyMTP
+
+
+WIDTHS = {"target": 1, "mtp-s3": 4, "dflash-b8": 8, "domino-b16": 16}
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +43,13 @@ def run(shelf: TinyShelf, names: str, **settings: object) -> AcceptanceReport:
 
 
 def test_every_cell_counts_what_was_kept_and_repeats(shelf: TinyShelf) -> None:
-    names = "target,mtp-s3,dflash-b8,domino-b16"
+    names = ",".join(WIDTHS)
     first = run(shelf, names)
-    assert set(first.cells) == {(n, w) for n in names.split(",") for w in ("gsm8k", "math500")}
+    assert set(first.cells) == {(n, w) for n in WIDTHS for w in ("gsm8k", "math500")}
     for (name, _), cell in first.cells.items():
         assert cell.same == cell.prompts == 2
         assert cell.kept == cell.tokens - cell.prompts
-        assert (
-            1 <= cell.accept_length <= {"mtp-s3": 4, "dflash-b8": 8, "domino-b16": 16}.get(name, 1)
-        )
+        assert 1 <= cell.accept_length <= WIDTHS[name]
     again = run(shelf, names, concurrency=2)
     assert {k: (c.kept, c.verifications) for k, c in first.cells.items()} == {
         k: (c.kept, c.verifications) for k, c in again.cells.items()
