@@ -145,8 +145,11 @@ class Trainer:
                         "a number",
                         f"Training diverged by step {self.step_number}",
                     )
+                left = self.elapsed * (1 - self.progress) / self.progress
                 print(
-                    "train " + " ".join(f"{name} {value:g}" for name, value in line.items()),
+                    "train "
+                    + " ".join(f"{name} {value:g}" for name, value in line.items())
+                    + f", {max(0.0, left):.0f} s left",
                     flush=True,
                 )
                 if log is not None:

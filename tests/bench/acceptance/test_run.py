@@ -17,7 +17,6 @@ from knockon.errors import Refused
 from tests.engine.generation import TinyShelf
 from tests.tiny_models import TinyMTP
 
-
 WIDTHS = {"target": 1, "mtp-s3": 4, "dflash-b8": 8, "domino-b16": 16}
 
 
