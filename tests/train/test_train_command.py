@@ -23,24 +23,11 @@ from knockon.train.export import export
 from knockon.train.loop import Trainer
 from knockon.train.overlap import HeldOutPrompts
 
-WORDS = [
-    "the",
-    "heron",
-    "eats",
-    "one",
-    "red",
-    "stone",
-    "then",
-    "rain",
-    "ran",
-    "into",
-    "a",
-    "tired",
-    "nest",
-    "on",
-    "the",
-    "island",
-]
+CONFIGS = Path(__file__).parents[2] / "benchmarks" / "drafters"
+WORDS = (
+    *("the", "heron", "eats", "one", "red", "stone", "then", "rain"),
+    *("ran", "into", "a", "tired", "nest", "on", "the", "island"),
+)
 
 
 def write_prompts(file: Path, count: int, seed: int) -> Path:
@@ -189,3 +176,8 @@ def test_layers_are_spread_as_published_drafters_have_them() -> None:
     for count in range(2, 40):
         found = spread_layers(count)
         assert len(set(found)) == len(found) and 0 <= min(found) <= max(found) < count - 1
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_the_configurations_in_the_repository_can_be_read(file: Path) -> None:
+    assert file.stem.endswith(read_train_config(file).kind)

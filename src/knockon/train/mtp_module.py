@@ -128,9 +128,10 @@ class MTPModule(nn.Module):
         Args:
             following: the token to go on with; not asked after the last row.
         """
-        length, blocks = tokens.shape[1] - 1, anchors.position.shape[1]
-        rows = torch.arange(length, device=tokens.device)[None]
-        context = self._heads(self._enter(hidden[:, :-1], tokens[:, 1:], target), rows)
+        blocks = anchors.position.shape[1]
+        rows = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        # The last row has no token after it, and is before no anchor: it is seen by none.
+        context = self._heads(self._enter(hidden, F.pad(tokens[:, 1:], (0, 1)), target), rows)
         # The row of the token at position p reads the state at p - 1 and stands there.
         first = (anchors.position - 1).clamp(min=0)
         state = hidden.gather(1, first[..., None].expand(-1, -1, hidden.shape[-1]))
