@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.engine.generation import GREEDY, generate, mean_accept_length, target_only, tokens
 from tests.tiny_models import TinyTarget
 from tests.tiny_tokenizer import MASK
@@ -22,6 +23,8 @@ from knockon.train.config import TrainConfig, read_train_config, spread_layers
 from knockon.train.export import export
 from knockon.train.loop import Trainer
 from knockon.train.overlap import HeldOutPrompts
+from knockon.train.sequences import PackedSequences
+from knockon.train.synthesize import Recipe
 
 CONFIGS = Path(__file__).parents[2] / "benchmarks" / "drafters"
 WORDS = (
@@ -129,6 +132,39 @@ def test_a_killed_run_goes_on_to_the_same_curve(
     carry_out(broken, "train")
     assert curve(broken) == curve(whole)
     assert len(curve(whole)) == 10
+
+
+def test_killed_synthesis_goes_on_with_what_is_missing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(model, tmp_path, save_every=0.0, slots=16)
+    finished, calls = Recipe.finished, 0
+
+    def dies(self: Recipe, done: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        finished(self, done)
+
+    monkeypatch.setattr(Recipe, "finished", dies)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(config, "generate")
+    file = Path(config.work) / "sequences.safetensors"
+    first = PackedSequences.load(file)
+    assert 0 < len(first.prompts()) < 48
+    monkeypatch.setattr(Recipe, "finished", finished)
+    carry_out(config, "generate")
+    both = PackedSequences.load(file)
+    assert torch.equal(both.tokens[: len(first.tokens)], first.tokens)
+    assert len(both.prompts()) == len(open_prompts(config))
+    carry_out(config, "generate")
+    assert len(PackedSequences.load(file)) == len(both)
+
+
+def open_prompts(config: TrainConfig) -> set[str]:
+    assert config.prompts is not None
+    return set(Path(config.prompts).read_text().splitlines())
 
 
 def test_held_out_prompts_are_not_trained_on(model: Path, tmp_path: Path) -> None:

@@ -79,25 +79,39 @@ class Pipeline:
         )
 
     def generate(self) -> None:
-        """Writes ``sequences.safetensors`` and ``generate.json``."""
+        """Writes ``sequences.safetensors`` and ``generate.json``; adds to what is there.
+
+        What was made is saved every ``save_every`` seconds, so that a kill loses little.
+        """
         args = self.args
-        settings = RecipeSettings(
-            max_new=args.max_new, seed=args.seed, self_written=args.self_written
-        )
+        earlier = PackedSequences.load(self.sequences) if self.sequences.exists() else None
+        # Another seed for every part: it would write the same prompts again.
+        seed = args.seed + (0 if earlier is None else len(earlier))
+        settings = RecipeSettings(max_new=args.max_new, seed=seed, self_written=args.self_written)
         held_out = [text for path in args.workloads or () for text in read_prompts(Path(path))]
         prompts = read_prompts(Path(args.prompts)) if args.prompts else []
-        recipe = Recipe(self.chat, prompts, settings, HeldOutPrompts(held_out))
+        answered = set() if earlier is None else earlier.prompts()
+        recipe = Recipe(self.chat, prompts, settings, HeldOutPrompts(held_out), answered)
         room = max(settings.max_new, settings.max_user)
         generator = BulkGenerator(
-            self.target, args.slots, settings.max_prompt, room, self.chat.stop_ids, seed=args.seed
+            self.target, args.slots, settings.max_prompt, room, self.chat.stop_ids, seed=seed
         )
         begun = time.monotonic()
-        shown = begun
+        shown = saved = begun
+
+        def save() -> PackedSequences:
+            made = PackedSequences.pack(recipe.sequences)
+            made = made if earlier is None else PackedSequences.join(earlier, made)
+            made.save(self.sequences)
+            return made
 
         def finished(done: list[Finished]) -> None:
-            nonlocal shown
+            nonlocal shown, saved
             recipe.finished(done)
             now = time.monotonic()
+            if now - saved > args.save_every and recipe.sequences:
+                saved = now
+                save()
             if now - shown > 5:
                 shown = now
                 counts = recipe.counts
@@ -111,14 +125,15 @@ class Pipeline:
 
         total = generator.run(recipe.next_jobs, finished, begun + 60 * args.minutes)
         seconds = time.monotonic() - begun
-        if not recipe.sequences:
+        if not recipe.sequences and earlier is None:
             held = recipe.counts.prompts_held_out
             hint = f"{held} prompts were dropped as held out." if held else "Give it more minutes."
             raise Refused("sequences", 0, "at least one", hint)
-        PackedSequences.pack(recipe.sequences).save(self.sequences)
+        made = save()
         facts = {
-            "sequences": len(recipe.sequences),
-            "answer tokens": recipe.counts.answer_tokens,
+            "sequences": len(made),
+            "answer tokens": made.answer_tokens,
+            "answer tokens of this part": recipe.counts.answer_tokens,
             "prompts written by the target": recipe.counts.prompts_kept,
             "prompts dropped as held out": recipe.counts.prompts_held_out,
             "answers by kind": recipe.counts.answers,
@@ -246,7 +261,7 @@ class Pipeline:
     def all(self) -> None:
         """Every stage, skipping what is done."""
         minutes = self.args.minutes
-        if not self.sequences.exists():
+        if not (self.work / "generate.json").exists():
             self.args.minutes = self.args.generate_minutes
             self.generate()
             torch.cuda.empty_cache()

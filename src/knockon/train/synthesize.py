@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from knockon.train.bulk_generate import Finished, Job
@@ -185,6 +185,7 @@ class Recipe:
 
     Args:
         held_out: prompts that are dropped wherever they come from.
+        answered: prompts, as ids, that an earlier run has answered: not taken from the file again.
     """
 
     def __init__(
@@ -193,6 +194,7 @@ class Recipe:
         file_prompts: Sequence[str],
         settings: RecipeSettings,
         held_out: HeldOutPrompts | None = None,
+        answered: Set[tuple[int, ...]] = frozenset(),
     ) -> None:
         self.chat = chat
         self.settings = settings
@@ -200,6 +202,7 @@ class Recipe:
         self.counts = Counts()
         self.sequences: list[tuple[array[int], array[int]]] = []
         self._held_out = held_out
+        self._answered = answered
         self._ready: deque[Job] = deque()
         self._seen: set[str] = set()
         self._openings = {kind: chat.openings(texts) for kind, texts in OPENINGS.items()}
@@ -211,7 +214,11 @@ class Recipe:
         prompts = [prompt for prompt in prompts if not self._is_held_out(prompt)]
         self.random.shuffle(prompts)
         self._seen.update(prompts)
-        encoded = [ids for ids in self.chat.encode(prompts) if len(ids) <= self.settings.max_prompt]
+        encoded = [
+            ids
+            for ids in self.chat.encode(prompts)
+            if len(ids) <= self.settings.max_prompt and tuple(ids) not in self._answered
+        ]
         for temperature in (0.0, *self.settings.sampled_temperatures):
             self._file.extend(
                 Job(ids, self.settings.max_new, temperature, "file") for ids in encoded
