@@ -208,7 +208,7 @@ class Smoke:
 
             mark()
             with torch.no_grad():
-                self.pipeline.target.forward(tokens, trainer.module.config.target_layer_ids)
+                self.pipeline.target.forward(tokens, trainer.module.feature_layers)
             mark()
             loss, _ = trainer.loss(tokens, supervised, 0.5)
             mark()

@@ -12,7 +12,7 @@ import json
 import math
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,18 @@ class Proposals(NamedTuple):
 
     tokens: list[int]
     margins: list[float]
+
+
+class Reference(Protocol):
+    """A drafter without cache or batch."""
+
+    def features(self, tokens: list[int]) -> Tensor:
+        """``[n, F]``: what it is told of each verified token."""
+        ...
+
+    def propose(self, features: Tensor, bonus: int, steps: int, pool_size: int = 0) -> Proposals:
+        """The first ``steps`` proposals after ``bonus``, which follows the verified tokens."""
+        ...
 
 
 class ReferenceDrafter:
@@ -84,7 +96,7 @@ class ReferenceDrafter:
         rows = z[:steps] if shifted else z[1 : 1 + steps]
         base = self.target.get_output_embeddings()(rows)
         if not domino:
-            return _best_of(list(base))
+            return best_of(list(base))
         return self._roll_out(rows, base, bonus, pool_size)
 
     def _roll_out(self, rows: Tensor, base: Tensor, bonus: int, pool_size: int) -> Proposals:
@@ -110,7 +122,7 @@ class ReferenceDrafter:
                 hidden = F.silu(self.w["embed_proj.0.weight"] @ torch.cat([z, state]))
                 logits = logits + self.w["embed_proj.2.weight"] @ hidden
                 logits = logits.masked_fill(~allowed, -torch.inf)
-            best = _best_of([logits])
+            best = best_of([logits])
             tokens += best.tokens
             margins += best.margins
         return Proposals(tokens, margins)
@@ -170,7 +182,7 @@ class ReferenceDrafter:
         return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * self.w[name]
 
 
-def _best_of(rows: list[Tensor]) -> Proposals:
+def best_of(rows: list[Tensor]) -> Proposals:
     two = [row.topk(2) for row in rows]
     return Proposals(
         [int(t.indices[0]) for t in two], [float(t.values[0] - t.values[1]) for t in two]
@@ -192,7 +204,7 @@ class Speculation(NamedTuple):
 def greedy_margin(target: Path, prompt: list[int], output: list[int]) -> float:
     """Hold ``output`` to be what greedy decoding gives; the smallest lead on the way."""
     logits = reference_logits(target, prompt + output)[len(prompt) - 1 : -1]
-    best = _best_of(list(logits))
+    best = best_of(list(logits))
     for i, (ours, theirs) in enumerate(zip(output, best.tokens, strict=True)):
         assert ours == theirs, (
             f"token {i} of the output is {ours} with logit {logits[i, ours]:.6f}, the target's is "
@@ -203,7 +215,7 @@ def greedy_margin(target: Path, prompt: list[int], output: list[int]) -> float:
 
 def speculate_greedily(
     target: Path,
-    drafter: ReferenceDrafter,
+    drafter: Reference,
     prompt: list[int],
     output: list[int],
     width: int,

@@ -10,6 +10,7 @@ Accept lengths then lie well between 1 and the verify width, and move with every
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,88 @@ class TinyDrafter:
     def save(self, folder: Path, target: Path) -> Path:
         """Write the folder."""
         return write_drafter(folder, self.config(), self.weights(target))
+
+
+@dataclass(frozen=True)
+class TinyMTP:
+    """An MTP head to be made for a tiny target.
+
+    Attributes:
+        own: among the target's own weights, in a copy of its folder.
+        sway: how strongly the target's states and the layer carry it away from the successor.
+    """
+
+    seed: int = 0
+    sway: float = 1.8
+    max_positions: int = POSITIONS
+    rope_theta: float = 10000.0
+    kv_heads: int = KV_HEADS
+    own: bool = False
+
+    def config(self, target: Path) -> dict[str, Any]:
+        """``config.json``."""
+        theirs = json.loads((target / "config.json").read_text())
+        if self.own:
+            return theirs | {"mtp_num_hidden_layers": 1}
+        return {
+            "architectures": ["MTPDraftModel"],
+            "model_type": theirs["model_type"],
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": HIDDEN,
+            "intermediate_size": INNER,
+            "num_hidden_layers": 1,
+            "mtp_num_hidden_layers": 1,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": HEAD_DIM,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": self.max_positions,
+            "rope_theta": self.rope_theta,
+            "num_target_layers": LAYERS,
+            "dtype": "float32",
+        }
+
+    def weights(self, target: Path) -> dict[str, Tensor]:
+        """Every tensor of the published format, by its name."""
+        generator = torch.Generator().manual_seed(2000 + self.seed)
+        theirs = json.loads((target / "config.json").read_text())
+
+        def noise(*shape: int, scale: float = 1.0) -> Tensor:
+            return torch.randn(shape, generator=generator) * scale / shape[-1] ** 0.5
+
+        def norm(size: int) -> Tensor:
+            return 1 + 0.1 * torch.randn(size, generator=generator)
+
+        kv = self.kv_heads * HEAD_DIM
+        swayed = noise(HIDDEN, HIDDEN, scale=self.sway)
+        layer = {
+            "input_layernorm": norm(HIDDEN),
+            "post_attention_layernorm": norm(HIDDEN),
+            "self_attn.q_proj": noise(HEADS * HEAD_DIM, HIDDEN, scale=1.3),
+            "self_attn.k_proj": noise(kv, HIDDEN, scale=1.3),
+            "self_attn.v_proj": noise(kv, HIDDEN),
+            "self_attn.o_proj": noise(HIDDEN, HEADS * HEAD_DIM, scale=self.sway),
+            "mlp.gate_proj": noise(INNER, HIDDEN),
+            "mlp.up_proj": noise(INNER, HIDDEN),
+            "mlp.down_proj": noise(HIDDEN, INNER, scale=self.sway),
+        }
+        if theirs["model_type"] == "qwen3":
+            layer |= {"self_attn.q_norm": norm(HEAD_DIM), "self_attn.k_norm": norm(HEAD_DIM)}
+        found = {
+            "mtp.fc": torch.cat([torch.eye(HIDDEN), swayed], 1),
+            "mtp.pre_fc_norm_embedding": norm(HIDDEN),
+            "mtp.pre_fc_norm_hidden": norm(HIDDEN),
+            "mtp.norm": norm(HIDDEN),
+        } | {f"mtp.layers.0.{name}": weight for name, weight in layer.items()}
+        return {f"{name}.weight": weight.contiguous() for name, weight in found.items()}
+
+    def save(self, folder: Path, target: Path) -> Path:
+        """Write the folder."""
+        weights = self.weights(target)
+        if self.own:
+            shutil.copytree(target, folder)
+            weights |= load_file(target / "model.safetensors")
+        return write_drafter(folder, self.config(target), weights)
 
 
 def write_drafter(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:

@@ -13,7 +13,7 @@ from knockon.cli import chat, generate
 from knockon.cli.app import app
 from knockon.engine.engine import StepOutput
 from knockon.errors import Refused
-from tests.tiny_models import HIDDEN, TinyDrafter, TinyTarget
+from tests.tiny_models import HIDDEN, TinyDrafter, TinyMTP, TinyTarget
 from tests.tiny_tokenizer import VOCAB_SIZE
 
 BAD_LINES = {
@@ -74,7 +74,7 @@ class OneAnswer:
 
 def test_answers_of_a_piped_chat_end_their_lines(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\n/reset\ntwo\n"))
-    monkeypatch.setattr(chat.options, "open_llm", lambda *args: OneAnswer())
+    monkeypatch.setattr(chat.options, "open_llm", lambda *args, **more: OneAnswer())
     chat.chat()
     captured = capsys.readouterr()
     assert captured.out == "one\ntwo\n"
@@ -121,6 +121,20 @@ def test_the_width_may_be_auto_under_either_name(
     run = json.loads(capsys.readouterr().out)["run"]
     assert run["verify_width"] == "auto"
     assert sum(run["widths"].values()) == run["steps"]
+
+
+def test_an_mtp_head_is_unrolled_as_far_as_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = TinyTarget().save(tmp_path / "target")
+    both = TinyMTP(own=True).save(tmp_path / "both", model)
+    arguments = f"generate {both} word --raw --json --dtype float32 --max-model-len 200 "
+    arguments += "--speculative-algorithm MTP --speculative-num-steps 5 --max-tokens 24"
+    with pytest.raises(SystemExit) as done:
+        app(arguments.split())
+    assert done.value.code == 0
+    run = json.loads(capsys.readouterr().out)["run"]
+    assert (run["draft"], run["verify_width"]) == ("mtp", 6)
 
 
 def test_a_width_that_is_no_width_is_refused(tmp_path: Path) -> None:

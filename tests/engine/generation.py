@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,16 +15,18 @@ import torch
 from knockon.engine.llm import LLM
 from knockon.engine.request import RequestOutput
 from knockon.engine.sampling_params import SamplingParams
-from tests.reference_speculation import ReferenceDrafter, speculate_greedily
-from tests.tiny_models import TinyDrafter, TinyTarget
+from tests.reference_mtp import ReferenceMTP
+from tests.reference_speculation import Reference, ReferenceDrafter, speculate_greedily
+from tests.tiny_models import TinyDrafter, TinyMTP, TinyTarget
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
-DRAFTERS = {
+DRAFTERS: dict[str, TinyDrafter | TinyMTP] = {
     "dflash": TinyDrafter(domino=False),
     "domino": TinyDrafter(),
     "domino-shifted": TinyDrafter(shift_label=True, layer_types="sf"),
+    "mtp": TinyMTP(),
 }
 
 
@@ -38,7 +41,9 @@ class TinyShelf:
         """The folder of a target."""
         return self._make(recipe or TinyTarget())
 
-    def drafter(self, recipe: TinyDrafter | str, target: TinyTarget | None = None) -> Path:
+    def drafter(
+        self, recipe: TinyDrafter | TinyMTP | str, target: TinyTarget | None = None
+    ) -> Path:
         """The folder of a drafter for a target; ``recipe`` may name one of ``DRAFTERS``."""
         target = target or TinyTarget()
         recipe = DRAFTERS[recipe] if isinstance(recipe, str) else recipe
@@ -109,8 +114,9 @@ def mean_accept_length(outputs: Sequence[RequestOutput]) -> float:
 
 
 @cache
-def _reference_drafter(draft: Path, model: Path) -> ReferenceDrafter:
-    return ReferenceDrafter(draft, model)
+def _reference_drafter(draft: Path, model: Path) -> Reference:
+    config = json.loads((draft / "config.json").read_text())
+    return (ReferenceMTP if "mtp_num_hidden_layers" in config else ReferenceDrafter)(draft, model)
 
 
 def check_against_reference(

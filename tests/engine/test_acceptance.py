@@ -29,7 +29,7 @@ from tests.engine.generation import (
     target_only,
     tokens,
 )
-from tests.tiny_models import TinyDrafter, TinyTarget
+from tests.tiny_models import HIDDEN, TinyDrafter, TinyTarget
 
 LONG = random_prompts(3, seed=11, low=70, high=100)
 CHUNK = 16
@@ -68,9 +68,12 @@ def test_a_cached_prefix_brings_its_draft_context_along(tiny: TinyShelf, drafter
     check_against_reference(cached, model, draft, 8)
 
 
-def test_generated_tokens_are_cached_with_their_draft_context(tiny: TinyShelf) -> None:
+@pytest.mark.parametrize("drafter", ["domino-shifted", "mtp"])
+def test_generated_tokens_are_cached_with_their_draft_context(
+    tiny: TinyShelf, drafter: str
+) -> None:
     """A second turn, whose prompt holds the first one's output: KV that verification wrote."""
-    model, draft = tiny.target(), tiny.drafter("domino-shifted")
+    model, draft = tiny.target(), tiny.drafter(drafter)
     with load(model, draft, verify_width=8, page_size=PAGE) as llm:
         first = llm.generate(LONG[0], GREEDY)[0]
         second = [*LONG[0], *first.token_ids, 5, 6, 7]
@@ -82,7 +85,7 @@ def test_generated_tokens_are_cached_with_their_draft_context(tiny: TinyShelf) -
 
 
 @pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 1, 5 * CHUNK])
-@pytest.mark.parametrize("drafter", ["dflash", "domino"])
+@pytest.mark.parametrize("drafter", ["dflash", "domino", "mtp"])
 def test_every_prefill_chunk_reaches_the_drafter(
     tiny: TinyShelf, drafter: str, length: int
 ) -> None:
@@ -149,22 +152,24 @@ def test_live_requests_of_different_lengths_keep_to_their_own_rows(
     check_against_reference(outputs, model, draft, 8)
 
 
-def pages_of(pages: int, **settings: Any) -> dict[str, Any]:
+def pages_of(pages: int, mtp: bool = False, **settings: Any) -> dict[str, Any]:
     """Settings under which there are exactly ``pages`` usable pages."""
     element, target, drafter = 4, 4 * 3 * 16, 3 * 3 * 16
     per_page = 2 * element * (target + drafter) * PAGE
+    if mtp:
+        per_page = element * (2 * (target + 3 * 16) + HIDDEN) * PAGE
     return {"kv_memory": per_page * (pages + 1), "page_size": PAGE, **settings}
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize("drafter", ["dflash", "domino"])
+@pytest.mark.parametrize("drafter", ["dflash", "domino", "mtp"])
 def test_a_preempted_request_loses_neither_tokens_nor_acceptance(
     tiny: TinyShelf, drafter: str, prefix_cache: bool
 ) -> None:
     model, draft = tiny.target(), tiny.drafter(drafter)
     prompts = random_prompts(6, seed=3, low=4, high=20)
     roomy = generate(model, draft, prompts, verify_width=8)
-    settings = pages_of(24, prefix_cache=prefix_cache, verify_width=8)
+    settings = pages_of(24, drafter == "mtp", prefix_cache=prefix_cache, verify_width=8)
     with load(model, draft, **settings) as llm:
         assert engine_of(llm).scheduler.pool.usable == 24
         tight = llm.generate(prompts, GREEDY)

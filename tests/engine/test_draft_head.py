@@ -57,7 +57,7 @@ def test_proposals_come_from_the_copy_and_the_target_keeps_its_head(
         assert llm._engine is not None and llm._engine.runner.drafter is not None
         made = llm._engine.runner.drafter
         backbone = getattr(made, "backbone", made) if drafter == "domino" else made
-        backbone.fp8_head.scales.neg_()
+        backbone.proposing.fp8.scales.neg_()
         outputs = llm.generate(PROMPTS, GREEDY)
     assert tokens(outputs) == tokens(target_only(model, PROMPTS))
     assert mean_accept_length(outputs) < 1.1

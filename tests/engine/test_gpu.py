@@ -28,7 +28,7 @@ def run(tiny: TinyShelf, draft: str | None, params: Any, family: str, **how: Any
     return generate(tiny.target(target), drafter, PROMPTS, params, **how)
 
 
-@pytest.mark.parametrize("draft", (None, "dflash", "domino", "domino-shifted"))
+@pytest.mark.parametrize("draft", (None, "dflash", "domino", "domino-shifted", "mtp"))
 @pytest.mark.parametrize("family", ("llama", "qwen3"))
 def test_graphs_equal_eager_equal_a_cpu(tiny: TinyShelf, draft: str | None, family: str) -> None:
     params = [replace(GREEDY, max_tokens=20 + 3 * i) for i in range(len(PROMPTS))]
@@ -37,20 +37,22 @@ def test_graphs_equal_eager_equal_a_cpu(tiny: TinyShelf, draft: str | None, fami
         check_same(cpu, run(tiny, draft, params, family, **how))
 
 
+@pytest.mark.parametrize("draft", ("domino", "mtp"))
 @pytest.mark.parametrize("width", (2, 8, 16))
-def test_seeded_draws_equal_a_cpu_at_every_width(tiny: TinyShelf, width: int) -> None:
+def test_seeded_draws_equal_a_cpu_at_every_width(tiny: TinyShelf, draft: str, width: int) -> None:
     params = [with_seed(SAMPLED, seed) for seed in range(len(PROMPTS))]
     params[3] = replace(params[3], repetition_penalty=1.2)
     params[4] = replace(params[4], logprobs=2)
     cpu = run(tiny, None, params, "llama", device="cpu")
-    got = run(tiny, "domino", params, "llama", verify_width=width, **GRAPHS)
+    got = run(tiny, draft, params, "llama", verify_width=width, **GRAPHS)
     assert [output.token_ids for output in cpu] == [output.token_ids for output in got]
 
 
-def test_preemption_and_prefix_hits(tiny: TinyShelf) -> None:
+@pytest.mark.parametrize("draft", ("domino", "mtp"))
+def test_preemption_and_prefix_hits(tiny: TinyShelf, draft: str) -> None:
     small = GRAPHS | {"kv_memory": 2 << 20, "page_size": 4}
-    wide: list[RequestOutput] = run(tiny, "domino", GREEDY, "llama", **GRAPHS)
-    tight: list[RequestOutput] = run(tiny, "domino", GREEDY, "llama", **small)
+    wide: list[RequestOutput] = run(tiny, draft, GREEDY, "llama", **GRAPHS)
+    tight: list[RequestOutput] = run(tiny, draft, GREEDY, "llama", **small)
     assert sum(output.metrics.preemptions for output in tight) > 0
     check_same(wide, tight)
 

@@ -142,7 +142,7 @@ SAMPLED = {
 
 
 @pytest.mark.parametrize("sampled", SAMPLED)
-@pytest.mark.parametrize("drafter", ["dflash", "domino-shifted"])
+@pytest.mark.parametrize("drafter", ["dflash", "domino-shifted", "mtp"])
 def test_a_seeded_run_equals_the_seeded_target_alone(
     tiny: TinyShelf, drafter: str, sampled: str
 ) -> None:

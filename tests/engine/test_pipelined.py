@@ -31,7 +31,7 @@ from tests.engine.generation import (
 )
 
 PROMPTS = random_prompts(9)
-DRAFTS = (None, "dflash", "domino", "domino-shifted")
+DRAFTS = (None, "dflash", "domino", "domino-shifted", "mtp")
 SAMPLED = SamplingParams(
     temperature=0.9, top_p=0.9, top_k=50, min_p=0.02, max_tokens=30, ignore_eos=True
 )
@@ -71,11 +71,12 @@ def test_seeded_draws_and_stops_and_penalties_and_logprobs_together(tiny: TinySh
         assert [each.logprob for each in ours] == pytest.approx([e.logprob for e in theirs])
 
 
-def test_pages_that_run_out_and_prefixes_met_again(tiny: TinyShelf) -> None:
+@pytest.mark.parametrize("drafter", ["domino", "mtp"])
+def test_pages_that_run_out_and_prefixes_met_again(tiny: TinyShelf, drafter: str) -> None:
     shared = random_prompts(1, low=40, high=41)[0]
     prompts = [shared + prompt for prompt in PROMPTS]
     settings = {"page_size": 4, "max_batch_size": 4, "kv_memory": 5 << 20}
-    model, draft = tiny.target(), tiny.drafter("domino")
+    model, draft = tiny.target(), tiny.drafter(drafter)
     wide = generate(model, draft, prompts, page_size=4)
     with load(model, draft, overlap_schedule=True, **settings) as llm:
         per_page = llm._engine.scheduler.pool  # type: ignore[union-attr]
@@ -179,8 +180,11 @@ class ReplayedByHand:
         return self.made[key]
 
 
-def test_what_graphs_run_leaves_no_trace_of_padding_and_capture(tiny: TinyShelf) -> None:
-    model, draft = tiny.target(), tiny.drafter("domino")
+@pytest.mark.parametrize("drafter", ["domino", "mtp"])
+def test_what_graphs_run_leaves_no_trace_of_padding_and_capture(
+    tiny: TinyShelf, drafter: str
+) -> None:
+    model, draft = tiny.target(), tiny.drafter(drafter)
     params = [with_seed(SAMPLED, seed) if seed % 2 else GREEDY for seed in range(len(PROMPTS))]
     expected = generate(model, draft, PROMPTS, params, max_batch_size=4)
     settings = {"max_batch_size": 4, "overlap_schedule": True, "prefill_chunk": 64}
@@ -215,8 +219,9 @@ def test_prefills_are_rounded_up_to_few_sizes() -> None:
         assert key is not None and key.requests >= requests and key.rows >= rows
 
 
-def test_two_ranks_pipeline_alike(tiny: TinyShelf) -> None:
-    model, draft = tiny.target(), tiny.drafter("domino")
+@pytest.mark.parametrize("drafter", ["domino", "mtp"])
+def test_two_ranks_pipeline_alike(tiny: TinyShelf, drafter: str) -> None:
+    model, draft = tiny.target(), tiny.drafter(drafter)
     alone = generate(model, draft, PROMPTS[:4])
     two = generate(model, draft, PROMPTS[:4], tp_size=2, overlap_schedule=True)
     assert [o.token_ids for o in alone] == [o.token_ids for o in two]

@@ -37,6 +37,8 @@ PROMPTS = random_prompts(6, seed=21, high=40)
     [
         (2, "llama", "domino", 0),
         (2, "qwen3", "dflash", 0),
+        (2, "qwen3", "mtp", 0),
+        (3, "llama", "mtp", 0),
         (3, "llama", "domino", 0),
         (3, "qwen3", "domino-shifted", 24),
     ],

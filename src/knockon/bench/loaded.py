@@ -14,7 +14,8 @@ import torch
 from knockon.drafters.base import Drafter
 from knockon.drafters.config import DraftConfig
 from knockon.drafters.load import load_drafter, read_draft_config
-from knockon.engine.assemble import build_runner, check, this_device
+from knockon.drafters.mtp_config import MTPConfig
+from knockon.engine.assemble import block_size_of, build_runner, check, this_device
 from knockon.engine.config import EngineConfig
 from knockon.engine.defaults import default_sizes
 from knockon.engine.engine import Engine
@@ -53,11 +54,11 @@ class LoadedModels:
         self.config = check(config)
         c = self.config
         assert c.max_model_len is not None
-        self.draft_config: DraftConfig | None = None
+        self.draft_config: DraftConfig | MTPConfig | None = None
         block = 1
         if c.draft is not None:
             self.draft_config = read_draft_config(Path(c.draft))
-            block = self.draft_config.block_size
+            block = block_size_of(c, self.draft_config)
         self.block_size = block
         self.tokenizer: Any = load_tokenizer(Path(c.model))
         attention = PagedBackend() if c.attention_backend == "triton" else SdpaBackend()
@@ -81,6 +82,7 @@ class LoadedModels:
                 c.speculative_domino_candidate_pool_size,
                 c.speculative_domino_exchange,
                 c.speculative_draft_head_dtype,
+                c.mtp_steps(),
             )
 
     def runner(self, drafter: Drafter | None, widths: Sequence[int]) -> BoundRunner:
@@ -93,7 +95,7 @@ class LoadedModels:
         drafted = None
         if drafter is not None:
             assert self.draft_config is not None
-            drafted = self.draft_config.backbone
+            drafted = self.draft_config.sizes
         rows = self.block_size if drafter is not None else 1
         runner, budget = build_runner(
             c, self.target, drafter, drafted, limit, rows, widths, self.target.group

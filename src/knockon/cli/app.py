@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from knockon import __version__
-from knockon.cli import bench, chat, doctor, generate, models, serve
+from knockon.cli import bench, chat, doctor, generate, models, serve, train
 from knockon.errors import KnockonError
 
 app = typer.Typer(
@@ -50,6 +50,7 @@ app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown
 )
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("train")(train.train)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)

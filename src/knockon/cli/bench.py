@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from knockon.cli.bench_acceptance import acceptance
 from knockon.cli.bench_engine import engine
 from knockon.cli.bench_serving import serving
 
@@ -16,6 +17,7 @@ app = typer.Typer(help="Measure parts of Knockon on this machine.", no_args_is_h
 
 app.command("engine")(engine)
 app.command("serving")(serving)
+app.command("acceptance")(acceptance)
 
 
 @app.command("rollout")

@@ -22,6 +22,8 @@ def chat(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     verify_width: options.VerifyWidth = None,
+    algorithm: options.Algorithm = None,
+    num_steps: options.NumSteps = None,
     pool_size: options.PoolSize = 2048,
     exchange: options.Exchange = "auto",
     draft_head_dtype: options.DraftHeadDtype = "auto",
@@ -58,6 +60,8 @@ def chat(
         exchange,
         draft_head_dtype,
         max_model_len,
+        speculative_algorithm=algorithm,
+        speculative_num_steps=num_steps,
     ) as llm:
         if terminal:
             print(f"{model}" + (f" with {draft}" if draft else "") + f". {_HELP}")

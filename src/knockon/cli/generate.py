@@ -48,6 +48,8 @@ def generate(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     verify_width: options.VerifyWidth = None,
+    algorithm: options.Algorithm = None,
+    num_steps: options.NumSteps = None,
     pool_size: options.PoolSize = 2048,
     exchange: options.Exchange = "auto",
     draft_head_dtype: options.DraftHeadDtype = "auto",
@@ -84,6 +86,8 @@ def generate(
         exchange,
         draft_head_dtype,
         max_model_len,
+        speculative_algorithm=algorithm,
+        speculative_num_steps=num_steps,
     ) as llm:
         outputs = llm.generate(entries, params)
         run = llm.metrics()

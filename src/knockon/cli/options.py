@@ -36,6 +36,23 @@ VerifyWidth = Annotated[
         show_default="by device",
     ),
 ]
+Algorithm = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-algorithm",
+        help="DFLASH (Domino included) or MTP, to be held to; MTP without --draft takes the "
+        "target's own head; NONE leaves a draft aside.",
+        show_default="what the draft is",
+    ),
+]
+NumSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--speculative-num-steps",
+        help="Proposals of an MTP head; it verifies one position more.",
+        show_default="verify width less one, or 3",
+    ),
+]
 PoolSize = Annotated[
     int,
     typer.Option(

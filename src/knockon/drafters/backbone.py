@@ -53,6 +53,11 @@ class BackboneConfig:
         """Number of draft layers."""
         return len(self.visibility)
 
+    @property
+    def kept_per_position(self) -> int:
+        """Nothing but keys and values."""
+        return 0
+
 
 class DraftLayer(nn.Module):
     """One Qwen3 layer: norm, attention with per-head q/k norms, norm, gated MLP."""

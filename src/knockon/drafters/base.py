@@ -18,6 +18,30 @@ class KVShape(NamedTuple):
     head_dim: int
 
 
+class DraftSizes(Protocol):
+    """What a drafter's KV is reckoned from.
+
+    Attributes:
+        num_layers, num_heads, num_kv_heads, head_dim: of its attention, over all ranks.
+        kept_per_position: further elements that every rank keeps of a position.
+    """
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def kept_per_position(self) -> int: ...
+
+
 class DraftReport(NamedTuple):
     """What a drafter holds, and what it has met so far.
 
@@ -47,7 +71,8 @@ class Drafter(Protocol):
 
     Attributes:
         name: as configured, e.g. ``"domino"``.
-        feature_layers: target layers whose hidden states :meth:`observe` wants.
+        feature_layers: target layers whose hidden states :meth:`observe` wants;
+            :data:`~knockon.models.decoder.FINAL_HIDDEN` is the one after the final norm.
         block_size: rows that :meth:`propose` writes to pages past the verified length.
         max_positions: positions that its rotary table covers.
     """

@@ -45,6 +45,16 @@ class DraftConfig:
     target_layer_ids: tuple[int, ...]
     mask_token_id: int
 
+    @property
+    def sizes(self) -> BackboneConfig:
+        """See :class:`~knockon.drafters.base.DraftSizes`."""
+        return self.backbone
+
+    @property
+    def max_positions(self) -> int:
+        """Positions that its rotary embedding was made for."""
+        return self.backbone.max_positions
+
     def check_target(self, target: ModelConfig) -> None:
         """Hold the drafter against the target it is to serve.
 

@@ -8,13 +8,13 @@ from torch import Tensor
 from knockon.drafters.backbone import DFlashBackbone
 from knockon.drafters.base import DraftReport, KVShape
 from knockon.drafters.config import DraftConfig
+from knockon.drafters.proposing_head import ProposingHead
 from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV
 from knockon.layers.fused.dispatch import fuses
 from knockon.layers.fused.rotate_and_write import rotate_and_write
 from knockon.layers.fused.write_context_kv import write_context_kv
 from knockon.layers.rotary import RotaryEmbedding, Rotation
 from knockon.models.target import Target
-from knockon.rollout import FP8Head, order
 
 
 class DFlashDrafter:
@@ -26,7 +26,7 @@ class DFlashDrafter:
         target: whose embedding and LM head it borrows.
         backend: attention over the draft KV.
         max_positions: positions that requests may reach; the tables get a block's slack beyond.
-        fp8_head: a copy of the target's LM head to propose with; ``None`` for the head itself.
+        proposing: the LM head that chooses; ``None`` for the target's own.
     """
 
     name = "dflash"
@@ -38,13 +38,13 @@ class DFlashDrafter:
         target: Target,
         backend: AttentionBackend,
         max_positions: int,
-        fp8_head: FP8Head | None = None,
+        proposing: ProposingHead | None = None,
     ) -> None:
         self.config = config
         self.backbone = backbone
         self.target = target
         self.backend = backend
-        self.fp8_head = fp8_head
+        self.proposing = proposing or ProposingHead(target)
         self.feature_layers = config.target_layer_ids
         self.block_size = config.block_size
         self.rotary = RotaryEmbedding(
@@ -103,15 +103,11 @@ class DFlashDrafter:
         """The argmax of the target's head over ``Z[:, 1:]``; DFlash labels are never shifted."""
         # As one matrix: strided rows would be multiplied request by request.
         z = self.draft(bonus, plan)[:, 1 : 1 + steps].contiguous()
-        if self.fp8_head is None:
-            return order.argmax(self.target.logits(z))
-        return order.argmax(self.target.lm_head.gather(self.fp8_head(z)))
+        return self.proposing.argmax(z)
 
     def exchange_for(self, batch: int, steps: int) -> None:
         """No rollout, no choice: the LM head gathers its logits."""
 
     def report(self) -> DraftReport:
         """The head that proposes, and what a copy of it takes."""
-        if self.fp8_head is None:
-            return DraftReport(head_dtype=str(self.target.dtype).removeprefix("torch."))
-        return DraftReport(head_dtype="fp8", head_bytes=self.fp8_head.num_bytes)
+        return self.proposing.report()

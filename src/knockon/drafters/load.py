@@ -14,6 +14,9 @@ from knockon.drafters.base import Drafter
 from knockon.drafters.config import DominoConfig, DraftConfig, parse_draft_config
 from knockon.drafters.dflash import DFlashDrafter
 from knockon.drafters.domino import DominoDrafter
+from knockon.drafters.mtp import MTPDrafter, MTPHead
+from knockon.drafters.mtp_config import MTPConfig, is_mtp, parse_mtp_config
+from knockon.drafters.proposing_head import ProposingHead
 from knockon.errors import Refused
 from knockon.layers.attention import AttentionBackend
 from knockon.models.json_file import read_json_object
@@ -29,16 +32,18 @@ _CONTAINERS = ("model.", "logit_head.")
 _BORROWED = ("embed_tokens.weight", "lm_head.weight")
 
 
-def read_draft_config(path: Path) -> DraftConfig:
-    """Parse ``config.json`` of a drafter folder.
+def read_draft_config(path: Path) -> DraftConfig | MTPConfig:
+    """Parse ``config.json`` of a drafter's folder, or of a target's that brings an MTP head along.
 
     Raises:
-        Refused: no such file, or a configuration that :func:`parse_draft_config` refuses.
+        Refused: no such file, or a configuration that :func:`parse_draft_config` or
+            :func:`~knockon.drafters.mtp_config.parse_mtp_config` refuses.
     """
     file = path / "config.json"
     if not file.is_file():
         raise Refused("draft", str(path), "a folder with config.json and *.safetensors")
-    return parse_draft_config(read_json_object(file))
+    config = read_json_object(file)
+    return parse_mtp_config(config) if is_mtp(config) else parse_draft_config(config)
 
 
 def load_drafter(
@@ -49,6 +54,7 @@ def load_drafter(
     pool_size: int = 2048,
     exchange: str = "auto",
     head_dtype: str = "auto",
+    mtp_steps: int = 1,
 ) -> Drafter:
     """Load the drafter in ``path`` for ``target``.
 
@@ -58,6 +64,7 @@ def load_drafter(
         exchange: ``"auto"``, ``"full"`` or ``"compact"``.
         head_dtype: of the LM head that proposes: ``"auto"`` for the target's own, or ``"fp8"`` for
             a copy made here.
+        mtp_steps: proposals of an MTP head, whose checkpoint knows no number of them.
 
     Raises:
         Refused: a configuration or weights that do not fit the format or the target.
@@ -66,6 +73,53 @@ def load_drafter(
     config.check_target(target.config)
     config.check_context(max_positions)
     source = SafetensorsFolder(path)
+    proposing = ProposingHead(target, _fp8_copy(target) if head_dtype == "fp8" else None)
+    if isinstance(config, MTPConfig):
+        head = load_mtp_head(source, config, target)
+        return MTPDrafter(config, head, target, proposing, backend, mtp_steps, max_positions)
+    return _load_block_drafter(
+        source, config, target, proposing, backend, max_positions, pool_size, exchange
+    )
+
+
+def load_mtp_head(source: SafetensorsFolder, config: MTPConfig, target: Target) -> MTPHead:
+    """An MTP head's weights: all of a folder of its own, or those of that name in the target's.
+
+    Raises:
+        Refused: weights missing, unused, doubled or of other shapes.
+    """
+    head = MTPHead(config, target.dtype, target.group)
+    load_strictly(_OnlyMTP(source) if config.own else source, head.loaders(), prefixes=_CONTAINERS)
+    head.to(target.device)
+    head.pack()
+    return head
+
+
+class _OnlyMTP:
+    """The weights of a target's own MTP head."""
+
+    def __init__(self, source: SafetensorsFolder) -> None:
+        self.get = source.get
+        self.describe = source.describe
+        self._names = source.names
+
+    def names(self) -> set[str]:
+        found = {name for name in self._names() if name.removeprefix("model.").startswith("mtp.")}
+        if not found:
+            raise Refused(f"{self.describe()}: weights", "none of mtp.*", "the target's MTP head")
+        return found
+
+
+def _load_block_drafter(
+    source: SafetensorsFolder,
+    config: DraftConfig,
+    target: Target,
+    proposing: ProposingHead,
+    backend: AttentionBackend,
+    max_positions: int,
+    pool_size: int,
+    exchange: str,
+) -> Drafter:
     own = sorted(n for n in source.names() if n.endswith(_BORROWED))
     if own:
         raise Refused(
@@ -81,8 +135,7 @@ def load_drafter(
     load_strictly(source, loaders, prefixes=_CONTAINERS)
     backbone.to(target.device)
     backbone.prepare()
-    fp8_head = _fp8_copy(target) if head_dtype == "fp8" else None
-    drafter = DFlashDrafter(config, backbone, target, backend, max_positions, fp8_head)
+    drafter = DFlashDrafter(config, backbone, target, backend, max_positions, proposing)
     if config.domino is None:
         return drafter
     domino_head = DominoHead(
@@ -96,7 +149,7 @@ def load_drafter(
     rollout = DominoRollout(
         domino_head,
         target.embedding.weight,
-        fp8_head or target.lm_head.local,
+        proposing.fp8 or target.lm_head.local,
         target.vocab_shard,
         target.group,
         pool_size=pool_size,

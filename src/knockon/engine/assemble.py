@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from knockon.drafters.backbone import BackboneConfig
-from knockon.drafters.base import Drafter
+from knockon.drafters.base import Drafter, DraftSizes
 from knockon.drafters.config import DraftConfig
 from knockon.drafters.load import load_drafter, read_draft_config
+from knockon.drafters.mtp_config import MTPConfig
 from knockon.engine.config import EngineConfig, check_verify_width, default_verify_width
 from knockon.engine.defaults import (
     Sizes,
@@ -58,20 +58,37 @@ def check(config: EngineConfig) -> EngineConfig:
     for rank in range(config.tp_size):
         HeadShard.deal(target.num_heads, target.num_kv_heads, config.tp_size, rank)
     draft = None
-    if config.draft is not None:
-        draft = resolve(config.draft, "draft")
+    if config.drafts:
+        draft = model if config.draft is None else resolve(config.draft, "draft")
         drafter = read_draft_config(draft)
         drafter.check_target(target)
+        _check_algorithm(config, drafter)
         for rank in range(config.tp_size):
             HeadShard.deal(
-                drafter.backbone.num_heads, drafter.backbone.num_kv_heads, config.tp_size, rank
+                drafter.sizes.num_heads, drafter.sizes.num_kv_heads, config.tp_size, rank
             )
         if isinstance(config.verify_width, int):
-            check_verify_width(config.verify_width, drafter.block_size)
+            check_verify_width(config.verify_width, block_size_of(config, drafter))
     settled = settle(config)
     if settled.speculative_draft_head_dtype == "fp8":
         _check_fp8_head(settled, target)
     return settled.replace(model=str(model), draft=str(draft) if draft else None)
+
+
+def block_size_of(config: EngineConfig, drafter: DraftConfig | MTPConfig) -> int:
+    """Positions that can be verified at a time; an MTP head is unrolled as far as is asked."""
+    return config.mtp_steps() + 1 if isinstance(drafter, MTPConfig) else drafter.block_size
+
+
+def _check_algorithm(config: EngineConfig, drafter: DraftConfig | MTPConfig) -> None:
+    """Hold what is asked for to what the drafter is."""
+    kind = "MTP" if isinstance(drafter, MTPConfig) else "DFLASH"
+    if config.speculative_algorithm not in (None, kind):
+        wanted = f"{kind}, which the draft is"
+        raise Refused("speculative_algorithm", config.speculative_algorithm, wanted)
+    if config.speculative_num_steps is not None and kind != "MTP":
+        hint = "A block drafter proposes verify_width - 1 tokens."
+        raise Refused("speculative_num_steps", config.speculative_num_steps, "none", hint)
 
 
 def settle(config: EngineConfig) -> EngineConfig:
@@ -145,12 +162,13 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
     limit = target_config.max_positions
     block_rows = 1
     widths: tuple[int, ...] = (1,)
-    draft_config: DraftConfig | None = None
+    draft_config: DraftConfig | MTPConfig | None = None
     if config.draft is not None:
         draft_config = read_draft_config(Path(config.draft))
-        limit = min(limit, draft_config.backbone.max_positions)
-        widths = widths_of(config, draft_config.block_size)
-        block_rows = max(*widths, draft_config.block_size)
+        limit = min(limit, draft_config.max_positions)
+        block_size = block_size_of(config, draft_config)
+        widths = widths_of(config, block_size, whole=isinstance(draft_config, MTPConfig))
+        block_rows = max(*widths, block_size)
     # Before the weights: a model without a tokenizer is refused at once.
     tokenizer = load_tokenizer(model)
     positions = min(config.max_model_len or limit, limit) + max(POSITION_SLACK, 3 * block_rows)
@@ -169,8 +187,9 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
             config.speculative_domino_candidate_pool_size,
             config.speculative_domino_exchange,
             config.speculative_draft_head_dtype,
+            config.mtp_steps(),
         )
-    drafted = draft_config.backbone if drafter is not None and draft_config is not None else None
+    drafted = draft_config.sizes if drafter is not None and draft_config is not None else None
     runner, budget = build_runner(
         config, target, drafter, drafted, limit, block_rows, widths, group
     )
@@ -195,13 +214,13 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
     )
 
 
-def widths_of(config: EngineConfig, block_size: int) -> tuple[int, ...]:
-    """Every width that steps may verify, ascending."""
+def widths_of(config: EngineConfig, block_size: int, whole: bool = False) -> tuple[int, ...]:
+    """Every width that steps may verify, ascending; ``whole`` blocks where nothing is asked."""
     if config.verify_width == AUTO:
         return auto_widths(block_size)
     if isinstance(config.verify_width, int):
         return (config.verify_width,)
-    return (default_verify_width(block_size, config.device),)
+    return (block_size if whole else default_verify_width(block_size, config.device),)
 
 
 def width_policy(
@@ -227,7 +246,7 @@ def build_runner(
     config: EngineConfig,
     target: Target,
     drafter: Drafter | None,
-    drafted: BackboneConfig | None,
+    drafted: DraftSizes | None,
     limit: int,
     block_rows: int,
     widths: Sequence[int],
@@ -237,7 +256,7 @@ def build_runner(
     """The runner that a settled ``config`` asks for, its KV allocated and its graphs captured.
 
     Args:
-        drafted: sizes of the drafter's backbone, if there is one.
+        drafted: sizes of the drafter, if there is one.
         limit: positions that target and drafter were made for.
         block_rows: positions that a step may write past a request's length.
         widths: every verify width that a step may have, ascending.
@@ -295,7 +314,7 @@ def _asked_memory(config: EngineConfig, sizes: Sizes) -> int:
     return memory
 
 
-def _bytes_per_position(target: Target, drafted: BackboneConfig | None, group: Group) -> int:
+def _bytes_per_position(target: Target, drafted: DraftSizes | None, group: Group) -> int:
     """Target and draft KV of one position on the rank with the largest share of heads.
 
     So all ranks come to the same number of pages, and schedule alike.
@@ -303,8 +322,9 @@ def _bytes_per_position(target: Target, drafted: BackboneConfig | None, group: G
     element = torch.finfo(target.dtype).bits // 8
     layers, _, dim = target.kv_shape
     most = HeadShard.deal(target.config.num_heads, target.config.num_kv_heads, group.size, 0)
-    per_position = layers * most.kv_count * dim
+    per_position = 2 * layers * most.kv_count * dim
     if drafted is not None:
         most = HeadShard.deal(drafted.num_heads, drafted.num_kv_heads, group.size, 0)
-        per_position += drafted.num_layers * most.kv_count * drafted.head_dim
-    return 2 * element * per_position
+        per_position += 2 * drafted.num_layers * most.kv_count * drafted.head_dim
+        per_position += drafted.kept_per_position
+    return element * per_position

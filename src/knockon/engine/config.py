@@ -12,6 +12,9 @@ from knockon.errors import Refused
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 EXCHANGES = ("auto", "full", "compact")
 DRAFT_HEAD_DTYPES = ("auto", "fp8")
+ALGORITHMS = ("DFLASH", "MTP", "NONE")
+# Proposals of an MTP head where nobody says how many.
+DEFAULT_MTP_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,11 @@ class EngineConfig:
         verify_width: positions the target verifies at a time, 1 (no speculation) to the drafter's
             block size; ``"auto"`` chooses each step (:class:`~knockon.engine.width.AdaptiveWidth`);
             ``None`` takes :func:`default_verify_width`.
+        speculative_algorithm: ``DFLASH`` (Domino's drafters included) or ``MTP``, to be held to;
+            ``MTP`` without a draft takes the target's own head; ``NONE`` leaves a draft aside;
+            ``None`` for what the draft says it is.
+        speculative_num_steps: proposals of an MTP head, ``S``: it verifies ``S + 1`` positions at
+            most; ``None`` for one less than the verify width, or 3.
         speculative_domino_candidate_pool_size: Domino's ``K``; 0 scores the whole vocabulary.
         speculative_domino_exchange: how base logits cross ranks: ``auto``, ``full`` or ``compact``.
         speculative_draft_head_dtype: of the LM head that proposes: ``auto`` for the target's own,
@@ -55,6 +63,8 @@ class EngineConfig:
     dtype: str = "auto"
     device: str = "auto"
     verify_width: int | str | None = None
+    speculative_algorithm: str | None = None
+    speculative_num_steps: int | None = None
     speculative_domino_candidate_pool_size: int = 2048
     speculative_domino_exchange: str = "auto"
     speculative_draft_head_dtype: str = "auto"
@@ -93,6 +103,11 @@ class EngineConfig:
                 self.speculative_domino_exchange,
                 f"one of {', '.join(EXCHANGES)}",
             )
+        if self.speculative_algorithm not in (None, *ALGORITHMS):
+            wanted = f"one of {', '.join(ALGORITHMS)}"
+            raise Refused("speculative_algorithm", self.speculative_algorithm, wanted)
+        if self.speculative_num_steps is not None:
+            _at_least("speculative_num_steps", self.speculative_num_steps, 1)
         _refuse_draft_head(self)
         for name in ("tp_size", "page_size"):
             _at_least(name, getattr(self, name), 1)
@@ -110,10 +125,25 @@ class EngineConfig:
                     raise Refused("verify_width", self.verify_width, f"an integer or {AUTO!r}")
             else:
                 _at_least("verify_width", self.verify_width, 1)
-            if self.draft is None and self.verify_width != 1:
+            if not self.drafts and self.verify_width != 1:
                 raise Refused("verify_width", self.verify_width, "1 where no draft is given")
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a drafter is asked for."""
+        if self.speculative_algorithm == "NONE":
+            return False
+        return self.draft is not None or self.speculative_algorithm == "MTP"
+
+    def mtp_steps(self) -> int:
+        """Proposals of an MTP head, as asked for, or as the verify width implies."""
+        if self.speculative_num_steps is not None:
+            return self.speculative_num_steps
+        if isinstance(self.verify_width, int) and self.verify_width > 1:
+            return self.verify_width - 1
+        return DEFAULT_MTP_STEPS
 
     def replace(self, **changes: Any) -> EngineConfig:
         """A copy with some settings changed, checked again."""
@@ -126,7 +156,7 @@ def _refuse_draft_head(config: EngineConfig) -> None:
         raise Refused(field, found, f"one of {', '.join(DRAFT_HEAD_DTYPES)}")
     if found == "auto":
         return
-    if config.draft is None:
+    if not config.drafts:
         raise Refused(field, found, "auto where no draft is given")
 
 

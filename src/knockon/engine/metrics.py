@@ -13,7 +13,7 @@ class EngineMetrics:
     """A snapshot of one engine.
 
     Attributes:
-        draft: ``"domino"`` or ``"dflash"``; ``None`` where nothing is drafted.
+        draft: ``"domino"``, ``"dflash"`` or ``"mtp"``; ``None`` where nothing is drafted.
         verify_width: positions verified at a time, or ``"auto"``.
         widths: steps by the width they verified.
         candidate_pool_size: Domino's ``K`` in force, 0 for the whole vocabulary; ``None`` for

@@ -12,7 +12,7 @@ from knockon.layers.rotary import RopeConfig
 from knockon.models.rope_config import parse_rope
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
-DRAFTERS = ("DFlashDraftModel", "DominoDraftModel")
+DRAFTERS = ("DFlashDraftModel", "DominoDraftModel", "MTPDraftModel")
 
 # The base that a family's configurations may leave out (transformers' LlamaConfig documents it).
 _DEFAULT_THETA = {"llama": 10000.0, "qwen3": None}

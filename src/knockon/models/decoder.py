@@ -21,6 +21,9 @@ from knockon.models.config import ModelConfig
 from knockon.models.strict import Loader
 from knockon.parallel import Group, HeadShard, VocabShard, deal
 
+# Asked for as a feature layer: the hidden state after the final norm.
+FINAL_HIDDEN = -1
+
 
 class TargetOutput(NamedTuple):
     """What one forward of a target yields.
@@ -28,7 +31,7 @@ class TargetOutput(NamedTuple):
     Attributes:
         hidden: ``[B, T, H]`` after the final norm.
         features: ``[B, T, len(feature_layers) * H]``, the residual stream after each of those
-            layers, in the order asked for; ``None`` if none were.
+            layers (``hidden`` for ``FINAL_HIDDEN``), in the order asked for; ``None`` if none were.
     """
 
     hidden: Tensor
@@ -168,7 +171,8 @@ class Decoder(nn.Module):
             token_ids: ``[B, T]`` int64.
             plan: where the rows stand.
             kv: one entry a layer.
-            feature_layers: 0-based layers after which the residual stream is kept.
+            feature_layers: 0-based layers after which the residual stream is kept, or
+                ``FINAL_HIDDEN``.
         """
         rotation = Rotation(self.rotary, plan.positions)
         layers = self.decoder_layers()
@@ -180,6 +184,7 @@ class Decoder(nn.Module):
             x, normed = norms[index + 1].add(x, delta)
             if index in feature_layers:
                 kept[index] = x
+        kept[FINAL_HIDDEN] = normed
         features = torch.cat([kept[i] for i in feature_layers], -1) if feature_layers else None
         return TargetOutput(normed, features)
 

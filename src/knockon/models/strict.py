@@ -18,6 +18,7 @@ def load_strictly(
     optional: Iterable[str] = (),
     prefixes: tuple[str, ...] = ("model.",),
     ignored_suffixes: tuple[str, ...] = (),
+    ignored_prefixes: tuple[str, ...] = (),
 ) -> None:
     """Hand every tensor of ``source`` to its loader, one at a time.
 
@@ -27,6 +28,7 @@ def load_strictly(
         prefixes: leading parts that publishers write or leave out; names that differ only in them
             are the same weight, and must occur under one spelling.
         ignored_suffixes: endings of names that are no weights (tables that can be recomputed).
+        ignored_prefixes: beginnings of names, bare of ``prefixes``, that are another's weights.
 
     Raises:
         Refused: names missing, unused or doubled; a loader's refusal, under the weight's name.
@@ -38,6 +40,8 @@ def load_strictly(
         if name.endswith(ignored_suffixes):
             continue
         bare = _bare(name, prefixes)
+        if bare.startswith(ignored_prefixes):
+            continue
         if bare in spelling:
             raise Refused(
                 f"{source.describe()}: weight {wanted.get(bare, bare)}",

@@ -34,6 +34,8 @@ POSITION_SLACK = 256
 
 # Buffers that old checkpoints hold and that are computed from the config.
 _NO_WEIGHTS = ("rotary_emb.inv_freq",)
+# Heads that some targets bring along to be drafted with: a drafter's affair.
+_DRAFT_HEADS = ("mtp.",)
 
 
 class Target(Protocol):
@@ -162,7 +164,13 @@ def load_weights(model: Decoder, source: WeightSource) -> None:
     if model.config.tie_word_embeddings:
         optional.append("lm_head.weight")
         loaders["lm_head.weight"] = lambda full: _check_tied(full, model.embedding)
-    load_strictly(source, loaders, optional, ignored_suffixes=_NO_WEIGHTS)
+    load_strictly(
+        source,
+        loaders,
+        optional,
+        ignored_suffixes=_NO_WEIGHTS,
+        ignored_prefixes=_DRAFT_HEADS,
+    )
 
 
 def _check_tied(full: Tensor, embedding: VocabParallelEmbedding) -> None:

@@ -34,6 +34,10 @@ class DraftModule(nn.Module):
                 "layer_types", "sliding_attention", "full_attention, in a drafter to be trained"
             )
         self.config = config
+        self.feature_layers = config.target_layer_ids
+        self.block_size = config.block_size
+        self.domino = config.domino
+        self.max_positions = config.max_positions
         self.backbone = DFlashBackbone(config.backbone, dtype, SingleRank())
         hidden = config.backbone.hidden_size
         self.rotary = RotaryEmbedding(
@@ -116,6 +120,17 @@ class DraftModule(nn.Module):
                 ("post_attention_layernorm", source.post_norm),
             ):  # fmt: skip
                 load[f"{name}.weight"](weight)
+
+    def proposal_hidden(
+        self,
+        target: FrozenTarget,
+        tokens: Tensor,
+        hidden: Tensor,
+        features: Tensor,
+        anchors: Anchors,
+    ) -> Tensor:
+        """Rows that propose, of every block: ``[b, N, J, H]``; ``hidden`` is not read."""
+        return self.proposals(self.block_hidden(target, tokens, features, anchors))
 
     def block_hidden(
         self, target: FrozenTarget, tokens: Tensor, features: Tensor, anchors: Anchors

@@ -21,6 +21,7 @@ from knockon.train.bulk_generate import BulkGenerator, Finished, Job
 from knockon.train.chat_format import ChatFormat, read_prompts
 from knockon.train.drafter_module import DraftModule
 from knockon.train.frozen_target import FrozenTarget
+from knockon.train.mtp_module import MTPModule
 from knockon.train.objective import Anchors
 
 
@@ -71,15 +72,18 @@ def answer_workloads(
 
 @torch.no_grad()
 def propose_everywhere(
-    module: DraftModule,
+    module: DraftModule | MTPModule,
     target: FrozenTarget,
     tokens: Tensor,
     anchors: Anchors,
     feature_layers: tuple[int, ...],
 ) -> Tensor:
     """The drafter's free-running proposals from every anchor: ``[b, N, L - 1]`` int64."""
-    _, features = target.forward(tokens, feature_layers)
-    steps = module.config.block_size - 1
+    hidden, features = target.forward(tokens, feature_layers)
+    steps = module.block_size - 1
+    if isinstance(module, MTPModule):
+        z = module.unroll(target, tokens, hidden, anchors, lambda j, z: _base(z, target).argmax(-1))
+        return _base(z, target).argmax(-1)
     z = module.proposals(module.block_hidden(target, tokens, features, anchors))[
         :, :, :steps
     ].flatten(0, 1)
@@ -135,7 +139,7 @@ def replay(matches: list[int], width: int) -> tuple[int, int]:
 
 
 def accept_lengths(
-    module: DraftModule,
+    module: DraftModule | MTPModule,
     target: FrozenTarget,
     workloads: Sequence[HeldOut],
     widths: Sequence[int] = (16, 8, 4),
@@ -176,12 +180,14 @@ def accept_lengths(
 
 
 def _matches(
-    module: DraftModule, target: FrozenTarget, answers: list[tuple[list[int], list[int]]]
+    module: DraftModule | MTPModule,
+    target: FrozenTarget,
+    answers: list[tuple[list[int], list[int]]],
 ) -> list[list[int]]:
     """How many proposals agree, for every position of every answer but its last."""
     device = target.device
     width = max(len(prompt) + len(answer) for prompt, answer in answers)
-    steps = module.config.block_size - 1
+    steps = module.block_size - 1
     padded = -(-width // 64) * 64
     blocks = max(len(answer) for _, answer in answers) - 1
     tokens = torch.zeros(len(answers), padded, dtype=torch.int64)
@@ -193,7 +199,7 @@ def _matches(
         truth[row, : len(ids)] = ids
         position[row] = (len(prompt) + torch.arange(blocks)).clamp(max=len(ids) - 1)
     anchors = Anchors(position.to(device), torch.ones_like(position, dtype=torch.bool).to(device))
-    layers = module.config.target_layer_ids
+    layers = module.feature_layers
     proposed = propose_everywhere(module, target, tokens.to(device), anchors, layers).cpu()
     wanted = truth.gather(1, (position[..., None] + 1 + torch.arange(steps)).flatten(1)).view(
         proposed.shape

@@ -11,11 +11,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from knockon.drafters.config import DraftConfig, parse_draft_config
+from knockon.drafters.mtp_config import MTP_ARCHITECTURE
 from knockon.errors import Refused
 from knockon.models.config import ModelConfig
 from knockon.models.safetensors_source import SafetensorsFolder
 from knockon.models.strict import load_strictly
 from knockon.train.drafter_module import DraftModule
+from knockon.train.mtp_module import MTPModule
 
 INDEX = "model.safetensors.index.json"
 
@@ -34,12 +36,7 @@ def draft_config_dict(
     domino: bool = True,
 ) -> dict[str, Any]:
     """The ``config.json`` of a drafter as wide as its target, of full-attention layers."""
-    if target.rope.kind != "default":
-        raise Refused(
-            "target rope",
-            target.rope.kind,
-            "default: a drafter is trained with plain rotary angles",
-        )
+    _refuse_rope(target)
     dflash: dict[str, Any] = {
         "mask_token_id": mask_token_id,
         "target_layer_ids": list(target_layer_ids),
@@ -74,8 +71,45 @@ def draft_config_dict(
     }
 
 
-def published_weights(module: DraftModule) -> dict[str, Tensor]:
+def mtp_config_dict(target: ModelConfig) -> dict[str, Any]:
+    """The ``config.json`` of an MTP head: one layer of its target's kind and sizes."""
+    _refuse_rope(target)
+    return {
+        "architectures": [MTP_ARCHITECTURE],
+        "model_type": target.architecture,
+        "dtype": "bfloat16",
+        "hidden_act": "silu",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "num_hidden_layers": 1,
+        "mtp_num_hidden_layers": 1,
+        "num_attention_heads": target.num_heads,
+        "num_key_value_heads": target.num_kv_heads,
+        "head_dim": target.head_dim,
+        "rms_norm_eps": target.rms_norm_eps,
+        "rope_theta": target.rope.theta,
+        "max_position_embeddings": target.max_positions,
+        "vocab_size": target.vocab_size,
+        "num_target_layers": target.num_layers,
+    }
+
+
+def _refuse_rope(target: ModelConfig) -> None:
+    if target.rope.kind != "default":
+        raise Refused(
+            "target rope",
+            target.rope.kind,
+            "default: a drafter is trained with plain rotary angles",
+        )
+
+
+def published_weights(module: DraftModule | MTPModule) -> dict[str, Tensor]:
     """Weights by their published names, BF16, on the CPU."""
+    found = module.published() if isinstance(module, MTPModule) else _block_weights(module)
+    return {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in found.items()}
+
+
+def _block_weights(module: DraftModule) -> dict[str, Tensor]:
     ours = module.config.backbone
     queries, keys = ours.num_heads * ours.head_dim, ours.num_kv_heads * ours.head_dim
     backbone = module.backbone
@@ -108,11 +142,11 @@ def published_weights(module: DraftModule) -> dict[str, Tensor]:
             "embed_proj.0.weight": module.correction_in,
             "embed_proj.2.weight": module.correction_out,
         }
-    return {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in found.items()}
+    return found
 
 
 def export(
-    module: DraftModule,
+    module: DraftModule | MTPModule,
     config: dict[str, Any],
     folder: Path,
     card: str,
@@ -121,7 +155,7 @@ def export(
     """Writes ``config.json``, weights in shards and ``README.md``.
 
     Args:
-        config: from `draft_config_dict`.
+        config: from `draft_config_dict` or `mtp_config_dict`.
         card: text of the model card.
         max_shard: bytes of weights a file, at most.
 
@@ -194,6 +228,31 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
+def _kind(config: dict[str, Any]) -> tuple[str, str, str]:
+    """What a drafter is called, its tag, and what it consists of."""
+    if config["architectures"] == [MTP_ARCHITECTURE]:
+        what = (
+            "One decoder layer of the target's kind that reads the target's hidden state after "
+            "the final norm and the next token's embedding, run again for every proposal."
+        )
+        return "An MTP head", "mtp", what
+    dflash = config["dflash_config"]
+    what = (
+        f"A block drafter of {config['num_hidden_layers']} layers with block size "
+        f"{config['block_size']}"
+    )
+    if dflash.get("projector_type") == "domino":
+        gru, width = dflash["gru_hidden_dim"], dflash["emb_dim"]
+        what += f" and a Domino head (GRU {gru}, correction {width})"
+    what += (
+        ". Context features are taken after the target's layers "
+        f"{', '.join(map(str, dflash['target_layer_ids']))}."
+    )
+    if dflash.get("projector_type") == "domino":
+        return "A Domino drafter", "domino", what
+    return "A DFlash drafter", "dflash", what
+
+
 def model_card(
     target_name: str,
     target_license: str,
@@ -203,20 +262,17 @@ def model_card(
     table: str,
 ) -> str:
     """The README of an exported drafter: what it is for, how it was made, how well it does."""
-    dflash = config["dflash_config"]
     rows = "\n".join(f"- {name}: {_plain(value)}" for name, value in (data | training).items())
+    title, tag, what = _kind(config)
     return f"""---
 license: {target_license}
 base_model: {target_name}
-tags: [speculative-decoding, domino, knockon]
+tags: [speculative-decoding, {tag}, knockon]
 ---
-# A Domino drafter for {target_name}
+# {title} for {target_name}
 
-A block drafter of {config["num_hidden_layers"]} layers with block size {config["block_size"]} and a
-Domino head (GRU {dflash.get("gru_hidden_dim")}, correction {dflash.get("emb_dim")}). It proposes
-tokens that {target_name} verifies, so it changes how fast answers come and never what they are. It
-borrows the target's embedding and LM head and is of no use without it: context features are taken
-after the target's layers {dflash["target_layer_ids"]}.
+{what} It proposes tokens that {target_name} verifies, so it changes how fast answers come and never
+what they are. It borrows the target's embedding and LM head and is of no use without it.
 
 ## How it was made
 

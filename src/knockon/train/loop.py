@@ -16,6 +16,7 @@ from knockon.errors import Refused
 from knockon.train.cross_entropy import draft_cross_entropy
 from knockon.train.drafter_module import DraftModule
 from knockon.train.frozen_target import FrozenTarget
+from knockon.train.mtp_module import MTPModule
 from knockon.train.objective import (
     block_labels,
     correction_lambda,
@@ -72,17 +73,14 @@ class Trainer:
     def __init__(
         self,
         target: FrozenTarget,
-        module: DraftModule,
+        module: DraftModule | MTPModule,
         data: PackedSequences,
         settings: TrainSettings,
     ) -> None:
         longest = int(data.lengths.max())
         supervised = data.prompt_lengths.to(data.lengths.device) + 1 < data.lengths
         refuse_unsupervised(torch.stack((supervised, supervised), -1))
-        limit = (
-            min(target.cos.shape[0], module.config.backbone.max_positions)
-            - module.config.block_size
-        )
+        limit = min(target.cos.shape[0], module.max_positions) - module.block_size
         if longest > limit:
             raise Refused("longest sequence", longest, f"at most {limit} tokens")
         self.target, self.module, self.settings = target, module, settings
@@ -147,8 +145,11 @@ class Trainer:
                         "a number",
                         f"Training diverged by step {self.step_number}",
                     )
+                left = self.elapsed * (1 - self.progress) / self.progress
                 print(
-                    "train " + " ".join(f"{name} {value:g}" for name, value in line.items()),
+                    "train "
+                    + " ".join(f"{name} {value:g}" for name, value in line.items())
+                    + f", {max(0.0, left):.0f} s left",
                     flush=True,
                 )
                 if log is not None:
@@ -198,14 +199,14 @@ class Trainer:
             right first proposals, the teacher-forced accept length of whole blocks.
         """
         settings, module, target = self.settings, self.module, self.target
-        config = module.config
+        domino = module.domino
         with torch.no_grad():
-            hidden, features = target.forward(tokens, config.target_layer_ids)
+            hidden, features = target.forward(tokens, module.feature_layers)
             anchors = sample_anchors(supervised, settings.anchors, generator)
-            shift = config.domino is not None and config.domino.shift_label
-            prefix = config.domino.prefix_len if config.domino is not None else config.block_size
+            shift = domino is not None and domino.shift_label
+            prefix = domino.prefix_len if domino is not None else module.block_size
             labels = block_labels(
-                tokens, supervised, anchors, config.block_size, shift, settings.gamma, prefix
+                tokens, supervised, anchors, module.block_size, shift, settings.gamma, prefix
             )
             rows = labels.token.shape[-1]
             weight = (labels.weight / labels.weight.sum().clamp(min=1e-6)).flatten()
@@ -215,9 +216,9 @@ class Trainer:
                     (labels.position - 1).flatten(1)[..., None].expand(-1, -1, hidden.shape[-1])
                 )
                 teacher = hidden.gather(1, before).flatten(0, 1)
-        z = module.proposals(module.block_hidden(target, tokens, features, anchors)).flatten(0, 1)
+        z = module.proposal_hidden(target, tokens, hidden, features, anchors).flatten(0, 1)
         correction = out_weight = None
-        if config.domino is not None:
+        if isinstance(module, DraftModule) and domino is not None:
             entered = F.embedding(
                 teacher_tokens(tokens, anchors, rows).flatten(0, 1), target.embedding
             )

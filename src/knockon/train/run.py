@@ -21,15 +21,19 @@ from typing import Any
 import torch
 
 from knockon.drafters.config import parse_draft_config
+from knockon.drafters.mtp_config import parse_mtp_config
 from knockon.errors import KnockonError, Refused
 from knockon.models.tokenizer import load_tokenizer
 from knockon.train.bulk_generate import BulkGenerator, Finished
 from knockon.train.chat_format import ChatFormat, read_prompts
+from knockon.train.config import KINDS, spread_layers
 from knockon.train.drafter_module import DraftModule
 from knockon.train.evaluate import accept_lengths, answer_workloads, format_table
-from knockon.train.export import draft_config_dict, export, model_card
+from knockon.train.export import draft_config_dict, export, model_card, mtp_config_dict
 from knockon.train.frozen_target import FrozenTarget
 from knockon.train.loop import Trainer, TrainSettings
+from knockon.train.mtp_module import MTPModule
+from knockon.train.overlap import HeldOutPrompts
 from knockon.train.sequences import PackedSequences
 from knockon.train.synthesize import Recipe, RecipeSettings
 
@@ -60,33 +64,54 @@ class Pipeline:
     def draft_config(self) -> dict[str, Any]:
         """The drafter's ``config.json``."""
         args = self.args
+        if args.kind == "mtp":
+            return mtp_config_dict(self.target.config)
+        layers = args.target_layers or spread_layers(self.target.config.num_layers)
         return draft_config_dict(
             self.target.config,
             layers=args.layers,
-            target_layer_ids=tuple(args.target_layers),
+            target_layer_ids=tuple(layers),
             mask_token_id=args.mask_id,
             block_size=args.block_size,
             gru_size=args.gru_size,
             correction_size=args.correction_size,
-            domino=not args.dflash,
+            domino=args.kind == "domino",
         )
 
     def generate(self) -> None:
-        """Writes ``sequences.safetensors`` and ``generate.json``."""
+        """Writes ``sequences.safetensors`` and ``generate.json``; adds to what is there.
+
+        What was made is saved every ``save_every`` seconds, so that a kill loses little.
+        """
         args = self.args
-        settings = RecipeSettings(max_new=args.max_new, seed=args.seed)
-        recipe = Recipe(self.chat, read_prompts(args.prompts) if args.prompts else [], settings)
+        earlier = PackedSequences.load(self.sequences) if self.sequences.exists() else None
+        # Another seed for every part: it would write the same prompts again.
+        seed = args.seed + (0 if earlier is None else len(earlier))
+        settings = RecipeSettings(max_new=args.max_new, seed=seed, self_written=args.self_written)
+        held_out = [text for path in args.workloads or () for text in read_prompts(Path(path))]
+        prompts = read_prompts(Path(args.prompts)) if args.prompts else []
+        answered = set() if earlier is None else earlier.prompts()
+        recipe = Recipe(self.chat, prompts, settings, HeldOutPrompts(held_out), answered)
         room = max(settings.max_new, settings.max_user)
         generator = BulkGenerator(
-            self.target, args.slots, settings.max_prompt, room, self.chat.stop_ids, seed=args.seed
+            self.target, args.slots, settings.max_prompt, room, self.chat.stop_ids, seed=seed
         )
         begun = time.monotonic()
-        shown = begun
+        shown = saved = begun
+
+        def save() -> PackedSequences:
+            made = PackedSequences.pack(recipe.sequences)
+            made = made if earlier is None else PackedSequences.join(earlier, made)
+            made.save(self.sequences)
+            return made
 
         def finished(done: list[Finished]) -> None:
-            nonlocal shown
+            nonlocal shown, saved
             recipe.finished(done)
             now = time.monotonic()
+            if now - saved > args.save_every and recipe.sequences:
+                saved = now
+                save()
             if now - shown > 5:
                 shown = now
                 counts = recipe.counts
@@ -100,11 +125,17 @@ class Pipeline:
 
         total = generator.run(recipe.next_jobs, finished, begun + 60 * args.minutes)
         seconds = time.monotonic() - begun
-        PackedSequences.pack(recipe.sequences).save(self.sequences)
+        if not recipe.sequences and earlier is None:
+            held = recipe.counts.prompts_held_out
+            hint = f"{held} prompts were dropped as held out." if held else "Give it more minutes."
+            raise Refused("sequences", 0, "at least one", hint)
+        made = save()
         facts = {
-            "sequences": len(recipe.sequences),
-            "answer tokens": recipe.counts.answer_tokens,
+            "sequences": len(made),
+            "answer tokens": made.answer_tokens,
+            "answer tokens of this part": recipe.counts.answer_tokens,
             "prompts written by the target": recipe.counts.prompts_kept,
+            "prompts dropped as held out": recipe.counts.prompts_held_out,
             "answers by kind": recipe.counts.answers,
             "generated tokens in all": total,
             "generation seconds": round(seconds, 1),
@@ -113,14 +144,18 @@ class Pipeline:
         (self.work / "generate.json").write_text(json.dumps(facts, indent=1))
         print("generate done " + json.dumps(facts), flush=True)
 
-    def build(self) -> DraftModule:
+    def build(self) -> DraftModule | MTPModule:
         """A module with its starting weights."""
-        dtype = self.target.dtype
-        module = DraftModule(parse_draft_config(self.draft_config()), dtype)
+        dtype, config = self.target.dtype, self.draft_config()
+        module: DraftModule | MTPModule
+        if self.args.kind == "mtp":
+            module = MTPModule(parse_mtp_config(config), self.args.mtp_steps, dtype)
+        else:
+            module = DraftModule(parse_draft_config(config), dtype)
         module.initialise(self.args.seed, self.target if self.args.start == "target" else None)
         return module.to(self.device)
 
-    def trainer(self, module: DraftModule, data: PackedSequences) -> Trainer:
+    def trainer(self, module: DraftModule | MTPModule, data: PackedSequences) -> Trainer:
         """With the settings of the command line."""
         args = self.args
         settings = TrainSettings(
@@ -133,6 +168,7 @@ class Pipeline:
             lambda_end=args.lambda_end,
             soft=args.soft,
             chunk=args.chunk,
+            log_every=args.log_every,
             seed=args.seed,
         )
         return Trainer(self.target, module, data, settings)
@@ -141,14 +177,15 @@ class Pipeline:
         """Writes ``checkpoint.pt``, ``train.jsonl`` and ``train.json``."""
         module = self.build()
         trainer = self.trainer(module, PackedSequences.load(self.sequences))
-        if self.checkpoint.exists():
-            trainer.resume(self.checkpoint)
+        log = self.work / "train.jsonl"
+        keep_lines(log, self.checkpoint.exists(), trainer, self.checkpoint)
+        if trainer.step_number:
             print(
                 f"train resumes at step {trainer.step_number}, {trainer.elapsed:.0f} s", flush=True
             )
         if self.args.compile:
             module.compile_backbone()
-        last = trainer.run(self.work / "train.jsonl", self.checkpoint)
+        last = trainer.run(log, self.checkpoint, self.args.save_every)
         facts = {
             "training steps": trainer.step_number,
             "training seconds": round(trainer.elapsed, 1),
@@ -165,7 +202,7 @@ class Pipeline:
         }
         (self.work / "train.json").write_text(json.dumps(facts | {"last": last}, indent=1))
 
-    def trained(self) -> DraftModule:
+    def trained(self) -> DraftModule | MTPModule:
         """The module of the checkpoint.
 
         Raises:
@@ -185,10 +222,12 @@ class Pipeline:
         if not self.args.workloads:
             raise Refused("workloads", None, "at least one file of held-out prompts")
         begun = time.monotonic()
-        held_out = answer_workloads(self.target, self.chat, self.args.workloads, self.args.limit)
+        workloads = [Path(path) for path in self.args.workloads]
+        held_out = answer_workloads(self.target, self.chat, workloads, self.args.limit)
         answered = time.monotonic()
-        widths = tuple(w for w in (16, 8, 4) if w <= self.args.block_size)
-        table = accept_lengths(self.trained(), self.target, held_out, widths)
+        module = self.trained()
+        widths = tuple(w for w in (16, 8, 4) if w <= module.block_size) or (module.block_size,)
+        table = accept_lengths(module, self.target, held_out, widths)
         self.accept.write_text(json.dumps(table, indent=1))
         print(format_table(table))
         print(
@@ -222,15 +261,28 @@ class Pipeline:
     def all(self) -> None:
         """Every stage, skipping what is done."""
         minutes = self.args.minutes
-        if not self.sequences.exists():
+        if not (self.work / "generate.json").exists():
             self.args.minutes = self.args.generate_minutes
             self.generate()
             torch.cuda.empty_cache()
         self.args.minutes = minutes
         if not (self.work / "train.json").exists():
             self.train()
-        self.evaluate()
+        if self.args.workloads:
+            self.evaluate()
         self.export()
+
+
+def keep_lines(log: Path, resuming: bool, trainer: Trainer, checkpoint: Path) -> None:
+    """Take up a run where its checkpoint stands: what was logged past it will be logged again."""
+    if resuming:
+        trainer.resume(checkpoint)
+    if log.exists():
+        lines = log.read_text().splitlines()
+        # A kill may have cut the last line short; it was past the checkpoint then.
+        kept = [line for line in lines if line.endswith("}")]
+        kept = [line for line in kept if json.loads(line)["step"] <= trainer.step_number]
+        log.write_text("".join(line + "\n" for line in kept))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -250,6 +302,7 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         help='JSON lines of {"turns": [...]} to answer besides self-written prompts',
     )
+    add("--no-self-written", dest="self_written", action="store_false")
     add("--slots", type=int, default=2048, help="sequences generated at once")
     add("--max-new", type=int, default=192, help="cap on a training answer")
     add("--seed", type=int, default=0)
@@ -258,14 +311,14 @@ def parser() -> argparse.ArgumentParser:
         "--target-layers",
         type=int,
         nargs="+",
-        required=True,
-        help="target layers whose outputs the drafter reads",
+        help="target layers whose outputs a block drafter reads; five, spread evenly",
     )
-    add("--mask-id", type=int, required=True, help="token that stands for a masked position")
+    add("--mask-id", type=int, help="token that stands for a masked position of a block")
     add("--block-size", type=int, default=16)
     add("--gru-size", type=int, default=256)
     add("--correction-size", type=int, default=64)
-    add("--dflash", action="store_true", help="plain DFlash, without the Domino head")
+    add("--kind", choices=KINDS, default="domino")
+    add("--mtp-steps", type=int, default=7, help="proposals that an MTP head is unrolled for")
     add(
         "--start",
         choices=("target", "random"),
@@ -279,6 +332,8 @@ def parser() -> argparse.ArgumentParser:
     add("--lambda-end", type=float, default=0.3)
     add("--soft", type=float, default=0.5)
     add("--chunk", type=int, default=8192, help="rows whose logits live at once")
+    add("--log-every", type=int, default=50, help="steps between two lines of the log")
+    add("--save-every", type=float, default=120.0, help="seconds between two checkpoints")
     add("--compile", action="store_true", help="let Inductor fuse the backbone")
     add("--workloads", type=Path, nargs="*", help="JSON-lines files of held-out prompts")
     add("--limit", type=int, default=128, help="prompts of each workload")
@@ -292,6 +347,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one stage; exit code 2 and one line on a refusal."""
     args = parser().parse_args(arguments)
     try:
+        if args.kind != "mtp" and args.mask_id is None:
+            raise Refused("--mask-id", None, "a token id that no text of the target holds")
         if args.stage in ("export", "all") and not args.out:
             raise Refused("--out", None, "a folder to export to")
         getattr(Pipeline(args), args.stage)()

@@ -42,6 +42,24 @@ class PackedSequences:
         prompts = np.array([len(prompt) for prompt, _ in sequences], dtype=np.int32)
         return cls(torch.from_numpy(tokens), torch.from_numpy(offsets), torch.from_numpy(prompts))
 
+    @classmethod
+    def join(cls, first: PackedSequences, second: PackedSequences) -> PackedSequences:
+        """Both, in that order."""
+        return cls(
+            torch.cat((first.tokens, second.tokens)),
+            torch.cat((first.offsets, second.offsets[1:] + first.offsets[-1])),
+            torch.cat((first.prompt_lengths, second.prompt_lengths)),
+        )
+
+    def prompts(self) -> set[tuple[int, ...]]:
+        """The distinct prompts."""
+        tokens, starts = self.tokens.tolist(), self.offsets.tolist()
+        lengths = self.prompt_lengths.tolist()
+        return {
+            tuple(tokens[start : start + length])
+            for start, length in zip(starts, lengths, strict=False)
+        }
+
     def __len__(self) -> int:
         return self.prompt_lengths.shape[0]
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import random
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from knockon.train.bulk_generate import Finished, Job
 from knockon.train.chat_format import ChatFormat
+from knockon.train.overlap import HeldOutPrompts
 
 OPENINGS: dict[str, tuple[str, ...]] = {
     "free": ("",),
@@ -152,6 +153,7 @@ class RecipeSettings:
         sampled_temperatures: one more answer to each prompt of the file for each of these.
         file_share: share of new jobs taken from the file while it lasts.
         follow_up_share: share of finished first answers that get a second turn.
+        self_written: whether the target writes prompts; else the file is all there is.
     """
 
     max_prompt: int = 384
@@ -161,6 +163,7 @@ class RecipeSettings:
     sampled_temperatures: tuple[float, ...] = (0.7, 1.0)
     file_share: float = 0.25
     follow_up_share: float = 0.1
+    self_written: bool = True
     seed: int = 0
 
 
@@ -170,6 +173,7 @@ class Counts:
 
     prompts_written: int = 0
     prompts_kept: int = 0
+    prompts_held_out: int = 0
     answers: dict[str, int] = field(default_factory=dict)
     answer_tokens: int = 0
 
@@ -178,16 +182,27 @@ class Recipe:
     """The endless list of jobs, fed by what comes back: answers to written prompts, follow-ups.
 
     Give `next_jobs` and `finished` to a `BulkGenerator`; `sequences` grows.
+
+    Args:
+        held_out: prompts that are dropped wherever they come from.
+        answered: prompts, as ids, that an earlier run has answered: not taken from the file again.
     """
 
     def __init__(
-        self, chat: ChatFormat, file_prompts: Sequence[str], settings: RecipeSettings
+        self,
+        chat: ChatFormat,
+        file_prompts: Sequence[str],
+        settings: RecipeSettings,
+        held_out: HeldOutPrompts | None = None,
+        answered: Set[tuple[int, ...]] = frozenset(),
     ) -> None:
         self.chat = chat
         self.settings = settings
         self.random = random.Random(settings.seed)
         self.counts = Counts()
         self.sequences: list[tuple[array[int], array[int]]] = []
+        self._held_out = held_out
+        self._answered = answered
         self._ready: deque[Job] = deque()
         self._seen: set[str] = set()
         self._openings = {kind: chat.openings(texts) for kind, texts in OPENINGS.items()}
@@ -196,17 +211,30 @@ class Recipe:
         self._add_file(list(dict.fromkeys(file_prompts)))
 
     def _add_file(self, prompts: list[str]) -> None:
+        prompts = [prompt for prompt in prompts if not self._is_held_out(prompt)]
         self.random.shuffle(prompts)
         self._seen.update(prompts)
-        encoded = [ids for ids in self.chat.encode(prompts) if len(ids) <= self.settings.max_prompt]
+        encoded = [
+            ids
+            for ids in self.chat.encode(prompts)
+            if len(ids) <= self.settings.max_prompt and tuple(ids) not in self._answered
+        ]
         for temperature in (0.0, *self.settings.sampled_temperatures):
             self._file.extend(
                 Job(ids, self.settings.max_new, temperature, "file") for ids in encoded
             )
 
+    def _is_held_out(self, prompt: str) -> bool:
+        found = self._held_out is not None and self._held_out.overlaps(prompt)
+        self.counts.prompts_held_out += found
+        return found
+
     def next_jobs(self, count: int) -> list[Job]:
         """Answers first, so that a run cut short leaves few prompts unanswered."""
         jobs = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
+        if not self.settings.self_written:
+            room = min(count - len(jobs), len(self._file))
+            return jobs + [self._file.popleft() for _ in range(room)]
         while len(jobs) < count:
             if self._file and self.random.random() < self.settings.file_share:
                 jobs.append(self._file.popleft())
@@ -243,6 +271,8 @@ class Recipe:
             text = (OPENINGS[kind][int(number)] + written).strip()
             if item.stopped and usable(text) and text not in self._seen:
                 self._seen.add(text)
+                if self._is_held_out(text):
+                    continue
                 texts.append(text)
                 kinds.append(kind)
         for ids, kind in zip(self.chat.encode(texts), kinds, strict=True):
@@ -272,7 +302,9 @@ class Recipe:
             counts.answer_tokens += len(item.tokens)
             room = self.settings.max_prompt - self.settings.max_user // 2
             fits = len(item.job.prompt) + len(item.tokens) <= room
-            wanted = item.stopped and fits and item.job.kind != "second"
+            wanted = (
+                self.settings.self_written and item.stopped and fits and item.job.kind != "second"
+            )
             if wanted and self.random.random() < self.settings.follow_up_share:
                 chosen.append(item)
         for item in chosen:

@@ -139,6 +139,8 @@ SEEING = {
     "window of one": Visibility(True, 1),
     "whole, window": Visibility(False, 6),
     "window over blocks": Visibility(True, 19),
+    "all but the first": Visibility(True, first=1),
+    "from within a block": Visibility(True, first=17),
 }
 
 

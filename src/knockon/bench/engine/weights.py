@@ -11,6 +11,7 @@ from knockon.drafters.config import DominoConfig, DraftConfig
 from knockon.drafters.dflash import DFlashDrafter
 from knockon.drafters.domino import DominoDrafter
 from knockon.drafters.load import head_shapes
+from knockon.drafters.proposing_head import ProposingHead
 from knockon.models.config import ModelConfig
 from knockon.models.decoder import Decoder
 from knockon.models.target import LAYERS
@@ -56,7 +57,8 @@ def random_drafter(
     fill(backbone, generator)
     backbone.prepare()
     fp8_head = FP8Head(target.lm_head.weight) if head_dtype == "fp8" else None
-    drafter = DFlashDrafter(config, backbone, target, target.attention, max_positions, fp8_head)
+    proposing = ProposingHead(target, fp8_head)
+    drafter = DFlashDrafter(config, backbone, target, target.attention, max_positions, proposing)
     if config.domino is None:
         return drafter
     rollout = DominoRollout(

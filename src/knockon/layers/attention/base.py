@@ -55,10 +55,12 @@ class Visibility(NamedTuple):
     Attributes:
         causal: only positions up to the row's own; else the whole context and the whole block.
         window: only positions ``>= row - (window - 1)``; ``None`` for no such limit.
+        first: only positions from here on, and the row's own.
     """
 
     causal: bool
     window: int | None = None
+    first: int = 0
 
 
 class Segment(NamedTuple):
@@ -119,6 +121,25 @@ class BlockPlan:
         """All rows over all of the context."""
         return Segment(0, self.rows, self.context)
 
+    def single_rows(self) -> list[BlockPlan]:
+        """The plan of each row by itself, for those who run a block's rows one after the other."""
+        positions = self.positions.t().contiguous().unsqueeze(-1)
+        slots = self.slots.view(self.positions.shape).t().contiguous()
+        plans = []
+        for row in range(self.rows):
+            held = [s.context for s in self.segments if s.first <= row < s.last]
+            plans.append(
+                BlockPlan(
+                    positions[row],
+                    slots[row],
+                    self.page_table,
+                    self.page_size,
+                    tuple(Segment(0, 1, context) for context in held),
+                    self.first_slot,
+                )
+            )
+        return plans
+
     def bias(
         self, segment: Segment, visibility: Visibility, repeat: int, dtype: torch.dtype
     ) -> Tensor:
@@ -146,6 +167,8 @@ class BlockPlan:
         seen = keys <= last
         if visibility.window is not None:
             seen = seen & (keys > rows - visibility.window)
+        if visibility.first:
+            seen = seen & (keys >= rows.clamp(max=visibility.first))
         seen = seen.expand(-1, rows.shape[1], -1)
         bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
         bias = bias.masked_fill_(~seen, float("-inf"))

@@ -106,6 +106,7 @@ def attend_kernel(
         PAGE_SIZE=plan.page_size,
         CAUSAL=visibility.causal,
         WINDOW=visibility.window or 0,
+        FIRST=visibility.first,
         SPLIT=splits > 1,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         BLOCK_M=launch.block_m,

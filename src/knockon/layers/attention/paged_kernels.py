@@ -76,6 +76,7 @@ def attend_pages(
     PAGE_SIZE: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
+    FIRST: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -99,6 +100,7 @@ def attend_pages(
         scale: of the scores, times log2(e).
         capacity: positions that the page table has room for.
         WINDOW: 0 for none.
+        FIRST: keys before it are seen by their own rows alone.
     """
     follow(PDL)
     kv_head = tl.program_id(0) % kv_heads
@@ -161,6 +163,8 @@ def attend_pages(
         seen = (n[None, :] <= seen_to[:, None]) & (n < end)[None, :]
         if WINDOW > 0:
             seen = seen & (n[None, :] > position[:, None] - WINDOW)
+        if FIRST > 0:
+            seen = seen & (n[None, :] >= tl.minimum(position, FIRST)[:, None])
         score = tl.where(seen, score, -float("inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
         probability = tl.exp2(score - new_top[:, None])

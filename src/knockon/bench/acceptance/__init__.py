@@ -1,0 +1,1 @@
+"""Accept lengths of drafters on real prompts, by verify width and workload."""
