@@ -18,7 +18,9 @@ _GRAPHS = (
 FOREIGN = {
     "--cuda-graph-max-bs": _GRAPHS,
     "--cuda-graph-max-bs-decode": _GRAPHS,
-    "--cuda-graph-backend-prefill": "prefill is never captured here; leave it out",
+    "--cuda-graph-backend-prefill": (
+        "short prefills run as graphs where steps do; --disable-cuda-graph switches both off"
+    ),
     "--mamba-radix-cache-strategy": _NO_MAMBA,
     "--mamba-ssm-dtype": _NO_MAMBA,
     "--max-mamba-cache-size": _NO_MAMBA,
