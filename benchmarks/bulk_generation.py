@@ -31,10 +31,12 @@ from knockon.bench.engine.shapes import find_shape
 from knockon.bench.engine.weights import random_target
 from knockon.bench.environment import environment
 from knockon.bench.width_trace import TracedWidth
-from knockon.engine.assemble import build_engine, check, settle, this_device
+from knockon.engine.assemble import build_engine
+from knockon.engine.build_runner import this_device
 from knockon.engine.config import EngineConfig
 from knockon.engine.engine import Engine
 from knockon.engine.pipelined import PipelinedRunner
+from knockon.engine.settle import check, settle
 from knockon.models.target import POSITION_SLACK
 from knockon.parallel import SingleRank
 

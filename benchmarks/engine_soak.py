@@ -29,9 +29,10 @@ from knockon.bench.soak.checks import check_answers, check_idle, check_memory, c
 from knockon.bench.soak.run import Soak
 from knockon.bench.soak.traffic import Traffic
 from knockon.cli.generate import read_prompts
-from knockon.engine.assemble import build_engine, check
+from knockon.engine.assemble import build_engine
 from knockon.engine.config import EngineConfig
 from knockon.engine.prompts import encode_prompt
+from knockon.engine.settle import check
 from knockon.engine.width import AUTO, FixedWidth
 from knockon.parallel import SingleRank
 

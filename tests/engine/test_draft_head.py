@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from knockon.engine import assemble
+from knockon.engine import assemble, settle
 from knockon.engine.config import EngineConfig
 from knockon.errors import Refused
 from tests.engine.generation import (
@@ -88,7 +88,7 @@ def test_a_head_that_cannot_be_is_refused_by_name(settings: dict[str, str], want
 def test_a_device_that_multiplies_no_fp8_is_refused_before_anything_is_loaded(
     tiny: TinyShelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assemble, "fp8_obstacle", lambda device: f"{device} has no FP8")
+    monkeypatch.setattr(settle, "fp8_obstacle", lambda device: f"{device} has no FP8")
     monkeypatch.setattr(assemble, "load_target", lambda *args: pytest.fail("loaded"))
     with pytest.raises(Refused, match=r"speculative_draft_head_dtype.*cpu has no FP8"):
         load(tiny.target(), tiny.drafter("domino"), **FP8)

@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from knockon.engine.assemble import settle
 from knockon.engine.config import EngineConfig
 from knockon.engine.hardware import GPU, Hardware
 from knockon.engine.llm import LLM
 from knockon.engine.sampling_params import SamplingParams
+from knockon.engine.settle import settle
 from knockon.errors import Refused
 from tests.engine.generation import GREEDY, TinyShelf, check_same, generate, load
 from tests.tiny_models import HIDDEN, LAYERS, TinyDrafter, TinyTarget, write_drafter
@@ -351,7 +351,7 @@ def test_settings_of_the_gpu_engine_out_of_range(settings, message):
 
 
 def test_kernels_that_cannot_run_here_are_refused(monkeypatch):
-    monkeypatch.setattr("knockon.engine.assemble.detect", lambda: CPU_ONLY)
+    monkeypatch.setattr("knockon.engine.settle.detect", lambda: CPU_ONLY)
     with pytest.raises(Refused, match=r"attention_backend: found 'triton', wanted torch or auto"):
         settle(EngineConfig("model", attention_backend="triton"))
     with pytest.raises(Refused, match=r"device: found 'cuda', wanted cpu or auto"):
@@ -360,6 +360,6 @@ def test_kernels_that_cannot_run_here_are_refused(monkeypatch):
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
     one = replace(CPU_ONLY, gpus=(GPU("a GPU", 1 << 36, (9, 0)),))
-    monkeypatch.setattr("knockon.engine.assemble.detect", lambda: one)
+    monkeypatch.setattr("knockon.engine.settle.detect", lambda: one)
     with pytest.raises(Refused, match=r"tp_size: found 2, wanted at most the 1 GPUs here"):
         settle(EngineConfig("model", tp_size=2))

@@ -15,7 +15,7 @@ from knockon.drafters.base import Drafter
 from knockon.drafters.config import DraftConfig
 from knockon.drafters.load import load_drafter, read_draft_config
 from knockon.drafters.mtp_config import MTPConfig
-from knockon.engine.assemble import block_size_of, build_runner, check, this_device
+from knockon.engine.build_runner import build_runner, this_device
 from knockon.engine.config import EngineConfig
 from knockon.engine.defaults import default_sizes
 from knockon.engine.engine import Engine
@@ -23,6 +23,7 @@ from knockon.engine.flight import Runner
 from knockon.engine.memory import KVBudget
 from knockon.engine.request import RequestOutput
 from knockon.engine.sampling_params import SamplingParams
+from knockon.engine.settle import block_size_of, check
 from knockon.engine.width import WidthPolicy
 from knockon.layers.attention import PagedBackend, SdpaBackend
 from knockon.models.target import POSITION_SLACK, Target, load_target
@@ -47,7 +48,7 @@ class LoadedModels:
         config: with ``max_model_len``; names may be a catalogue's.
 
     Raises:
-        Refused: as :func:`~knockon.engine.assemble.check` and the loaders.
+        Refused: as :func:`~knockon.engine.settle.check` and the loaders.
     """
 
     def __init__(self, config: EngineConfig) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any
 
-from knockon.engine.assemble import build_engine, check
+from knockon.engine.assemble import build_engine
 from knockon.engine.config import EngineConfig
 from knockon.engine.engine import Engine, StepOutput
 from knockon.engine.mailboxes import Mailboxes, take
@@ -19,6 +19,7 @@ from knockon.engine.occupancy import Capacity, Occupancy
 from knockon.engine.prompts import Prompt, as_prompts, encode_prompt
 from knockon.engine.request import RequestOutput
 from knockon.engine.sampling_params import SamplingParams
+from knockon.engine.settle import check
 from knockon.errors import RankFailed, Refused
 from knockon.models.target import read_config
 from knockon.models.tokenizer import load_tokenizer

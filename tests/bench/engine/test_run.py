@@ -16,8 +16,8 @@ from knockon.bench.engine.synthetic import SyntheticAccept, count_steps
 from knockon.bench.engine.variant import Variant
 from knockon.bench.engine.weights import random_target
 from knockon.cli.app import app
-from knockon.engine.assemble import settle as settle_engine
 from knockon.engine.config import EngineConfig
+from knockon.engine.settle import settle as settle_engine
 from knockon.errors import Refused
 
 CONFIG = {

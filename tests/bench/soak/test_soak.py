@@ -11,10 +11,11 @@ import pytest
 from knockon.bench.soak.checks import Difference, check_answers, check_idle, check_memory
 from knockon.bench.soak.run import Soak, SoakRun
 from knockon.bench.soak.traffic import KINDS, Traffic
-from knockon.engine.assemble import build_engine, check
+from knockon.engine.assemble import build_engine
 from knockon.engine.config import EngineConfig
 from knockon.engine.engine import Engine
 from knockon.engine.sampling_params import SamplingParams
+from knockon.engine.settle import check
 from knockon.parallel import SingleRank
 from tests.tiny_models import TinyDrafter, TinyTarget
 

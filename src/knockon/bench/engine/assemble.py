@@ -7,10 +7,12 @@ from typing import Any
 
 from knockon.drafters.backbone import BackboneConfig
 from knockon.drafters.base import Drafter
-from knockon.engine.assemble import build_runner, settle, width_policy, widths_of
+from knockon.engine.assemble import width_policy, widths_of
+from knockon.engine.build_runner import build_runner
 from knockon.engine.config import EngineConfig
 from knockon.engine.defaults import default_sizes
 from knockon.engine.engine import Engine
+from knockon.engine.settle import settle
 from knockon.engine.speculate import Accept, accept_drawn
 from knockon.layers.attention import AttentionBackend, PagedBackend, SdpaBackend
 from knockon.models.decoder import Decoder

@@ -18,7 +18,7 @@ from knockon.bench.engine.trace import Profile, trace
 from knockon.bench.engine.variant import TARGET, Variant
 from knockon.bench.engine.weights import random_drafter, random_target
 from knockon.bench.environment import environment
-from knockon.engine.assemble import this_device
+from knockon.engine.build_runner import this_device
 from knockon.engine.engine import Engine
 from knockon.engine.pipelined import PipelinedRunner
 from knockon.engine.speculate import Accept, accept_drawn

@@ -1,0 +1,119 @@
+"""The runner that settings ask for: its KV allocated, its graphs captured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from knockon.drafters.base import Drafter, DraftSizes
+from knockon.engine.config import EngineConfig
+from knockon.engine.defaults import (
+    Sizes,
+    default_sizes,
+)
+from knockon.engine.flight import Runner
+from knockon.engine.graphs import default_buckets
+from knockon.engine.memory import KVBudget, free_for_kv, least_of, measure_workspace, plan_kv
+from knockon.engine.pipelined import PipelinedRunner
+from knockon.engine.runner import ModelRunner
+from knockon.engine.speculate import Accept, accept_drawn
+from knockon.errors import Refused
+from knockon.models.target import Target
+from knockon.parallel import Group, HeadShard
+
+logger = logging.getLogger(__name__)
+
+
+def this_device(device: str, group: Group) -> torch.device:
+    """The device of this rank: on GPUs, the one of its number."""
+    return torch.device(device, group.rank) if device == "cuda" else torch.device(device)
+
+
+def build_runner(
+    config: EngineConfig,
+    target: Target,
+    drafter: Drafter | None,
+    drafted: DraftSizes | None,
+    limit: int,
+    block_rows: int,
+    widths: Sequence[int],
+    group: Group,
+    accept: Accept = accept_drawn,
+) -> tuple[Runner, KVBudget]:
+    """The runner that a settled ``config`` asks for, its KV allocated and its graphs captured.
+
+    Args:
+        drafted: sizes of the drafter, if there is one.
+        limit: positions that target and drafter were made for.
+        block_rows: positions that a step may write past a request's length.
+        widths: every verify width that a step may have, ascending.
+        accept: see :class:`~knockon.engine.speculate.Engines`.
+
+    Raises:
+        Refused: KV memory that does not suffice.
+    """
+    # Where cuBLAS splits a product over its columns, the parts are added up in FP32: sums decide
+    # tokens. (Settings of the process; on a CPU nothing reads them.)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    sizes = default_sizes(config.device)
+    batch = config.max_batch_size or sizes.max_batch_size
+    chunk = config.prefill_chunk or sizes.prefill_chunk
+    per_position = _bytes_per_position(target, drafted, group)
+
+    def plan(memory: int) -> KVBudget:
+        return plan_kv(
+            memory, per_position, config.page_size, batch, block_rows, limit, config.max_model_len
+        )
+
+    if not config.overlap_schedule:
+        budget = plan(_asked_memory(config, sizes) // group.size)
+        pages, size = budget.num_pages, config.page_size
+        return ModelRunner(target, drafter, pages, size, accept), budget
+    longest = min(config.max_model_len or limit, limit)
+    runner = PipelinedRunner(
+        target,
+        drafter,
+        config.page_size,
+        batch,
+        longest + 3 * block_rows,
+        default_buckets(batch) if config.cuda_graph else (),
+        accept,
+        chunk if config.cuda_graph else 0,
+    )
+    if config.kv_memory is None and config.device == "cuda":
+        workspace = measure_workspace(runner, min(chunk, longest), widths[-1])
+        free = free_for_kv(target.device, config.mem_fraction_static, workspace)
+        budget = plan(least_of(free, group, target.device))
+    else:
+        budget = plan(_asked_memory(config, sizes) // group.size)
+    runner.allocate(budget.num_pages)
+    if config.cuda_graph:
+        runner.capture(widths)
+        logger.info("captured %d graphs in %.1f s", runner.graphs.count, runner.graphs.seconds)
+    return runner, budget
+
+
+def _asked_memory(config: EngineConfig, sizes: Sizes) -> int:
+    memory = config.kv_memory or sizes.kv_memory
+    if memory is None:
+        raise Refused("kv_memory", None, "a number of bytes without overlap_schedule on a GPU")
+    return memory
+
+
+def _bytes_per_position(target: Target, drafted: DraftSizes | None, group: Group) -> int:
+    """Target and draft KV of one position on the rank with the largest share of heads.
+
+    So all ranks come to the same number of pages, and schedule alike.
+    """
+    element = torch.finfo(target.dtype).bits // 8
+    layers, _, dim = target.kv_shape
+    most = HeadShard.deal(target.config.num_heads, target.config.num_kv_heads, group.size, 0)
+    per_position = 2 * layers * most.kv_count * dim
+    if drafted is not None:
+        most = HeadShard.deal(drafted.num_heads, drafted.num_kv_heads, group.size, 0)
+        per_position += 2 * drafted.num_layers * most.kv_count * drafted.head_dim
+        per_position += drafted.kept_per_position
+    return element * per_position

@@ -1,0 +1,128 @@
+"""Settings checked and completed for this machine, before a weight is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from knockon.drafters.config import DraftConfig
+from knockon.drafters.load import read_draft_config
+from knockon.drafters.mtp_config import MTPConfig
+from knockon.engine.config import EngineConfig, check_verify_width
+from knockon.engine.defaults import (
+    choose_attention,
+    choose_device,
+    choose_dtype,
+    default_sizes,
+)
+from knockon.engine.hardware import detect
+from knockon.errors import Refused
+from knockon.models.catalog import resolve
+from knockon.models.config import ModelConfig
+from knockon.models.target import read_config
+from knockon.parallel import HeadShard
+from knockon.rollout.fp8_head import MULTIPLE, fp8_obstacle
+
+
+def check(config: EngineConfig) -> EngineConfig:
+    """Everything that can be refused without loading a weight; names become paths.
+
+    Called once, before ranks are started.
+
+    Raises:
+        Refused: names that resolve to nothing, a drafter made for another model, heads that cannot
+            be dealt to ``tp_size`` ranks, a verify width above the block size, an FP8 draft head
+            where there can be none.
+    """
+    model = resolve(config.model)
+    target = read_config(model)
+    for rank in range(config.tp_size):
+        HeadShard.deal(target.num_heads, target.num_kv_heads, config.tp_size, rank)
+    draft = None
+    if config.drafts:
+        draft = model if config.draft is None else resolve(config.draft, "draft")
+        drafter = read_draft_config(draft)
+        drafter.check_target(target)
+        _check_algorithm(config, drafter)
+        for rank in range(config.tp_size):
+            HeadShard.deal(
+                drafter.sizes.num_heads, drafter.sizes.num_kv_heads, config.tp_size, rank
+            )
+        if isinstance(config.verify_width, int):
+            check_verify_width(config.verify_width, block_size_of(config, drafter))
+    settled = settle(config)
+    if settled.speculative_draft_head_dtype == "fp8":
+        _check_fp8_head(settled, target)
+    return settled.replace(model=str(model), draft=str(draft) if draft else None)
+
+
+def block_size_of(config: EngineConfig, drafter: DraftConfig | MTPConfig) -> int:
+    """Positions that can be verified at a time; an MTP head is unrolled as far as is asked."""
+    return config.mtp_steps() + 1 if isinstance(drafter, MTPConfig) else drafter.block_size
+
+
+def _check_algorithm(config: EngineConfig, drafter: DraftConfig | MTPConfig) -> None:
+    """Hold what is asked for to what the drafter is."""
+    kind = "MTP" if isinstance(drafter, MTPConfig) else "DFLASH"
+    if config.speculative_algorithm not in (None, kind):
+        wanted = f"{kind}, which the draft is"
+        raise Refused("speculative_algorithm", config.speculative_algorithm, wanted)
+    if config.speculative_num_steps is not None and kind != "MTP":
+        hint = "A block drafter proposes verify_width - 1 tokens."
+        raise Refused("speculative_num_steps", config.speculative_num_steps, "none", hint)
+
+
+def settle(config: EngineConfig) -> EngineConfig:
+    """Put what this machine is best served with where nothing was asked for.
+
+    Raises:
+        Refused: a device that is not there, or fewer GPUs than ranks; kernels that cannot run.
+    """
+    machine = detect()
+    device = choose_device(machine).value if config.device == "auto" else config.device
+    if device == "cuda":
+        if not machine.gpus:
+            raise Refused("device", "cuda", "cpu or auto: torch sees no CUDA device")
+        if config.tp_size > len(machine.gpus):
+            raise Refused("tp_size", config.tp_size, f"at most the {len(machine.gpus)} GPUs here")
+    else:
+        machine = dataclasses.replace(machine, gpus=())
+    dtype = choose_dtype(machine).value if config.dtype == "auto" else config.dtype
+    attention = choose_attention(machine)
+    if config.attention_backend == "triton" and (attention.value != "triton" or dtype == "float64"):
+        raise Refused(
+            "attention_backend",
+            "triton",
+            "torch or auto",
+            "FP64 has no kernels." if attention.value == "triton" else f"{attention.why}.",
+        )
+    backend = config.attention_backend
+    if backend == "auto":
+        backend = "torch" if dtype == "float64" else attention.value
+    sizes = default_sizes(device)
+    return config.replace(
+        device=device,
+        dtype=dtype,
+        attention_backend=backend,
+        max_batch_size=config.max_batch_size or sizes.max_batch_size,
+        prefill_chunk=config.prefill_chunk or sizes.prefill_chunk,
+        kv_memory=config.kv_memory or sizes.kv_memory,
+        overlap_schedule=(
+            backend == "triton" if config.overlap_schedule is None else config.overlap_schedule
+        ),
+        cuda_graph=config.cuda_graph and backend == "triton",
+    )
+
+
+def _check_fp8_head(config: EngineConfig, target: ModelConfig) -> None:
+    """Refuse an FP8 head that the dtype, the device or the model's width cannot have."""
+    field = "speculative_draft_head_dtype"
+    if config.dtype == "float64":
+        raise Refused(field, "fp8", "auto where dtype is float64")
+    obstacle = fp8_obstacle(torch.device(config.device))
+    if obstacle:
+        raise Refused(field, "fp8", "auto on this device", obstacle)
+    if target.hidden_size % MULTIPLE:
+        wanted = f"auto where hidden_size, {target.hidden_size}, is no multiple of {MULTIPLE}"
+        raise Refused(field, "fp8", wanted)
