@@ -87,7 +87,6 @@ def test_flags_reach_their_settings(served: list[ServerSettings]) -> None:
         ["--mamba-ssm-dtype"],
         ["stray"],
         ["--speculative-algorithm", "EAGLE"],
-        ["--speculative-algorithm", "MTP"],
         ["--speculative-algorithm", "DFLASH"],
         ["--log-level", "loud"],
         ["--port", "70000"],
@@ -97,6 +96,20 @@ def test_what_is_not_known_is_refused(served: list[ServerSettings], arguments: l
     done = launch("--model-path", "m", *arguments)
     assert isinstance(done.exception, Refused)
     assert served == []
+
+
+@pytest.mark.parametrize("draft", [None, "d"])
+def test_an_mtp_head_may_be_the_targets_own(
+    served: list[ServerSettings], draft: str | None
+) -> None:
+    arguments = ["--speculative-algorithm", "mtp", "--speculative-num-steps", "5"]
+    if draft is not None:
+        arguments += ["--speculative-draft-model-path", draft]
+    done = launch("--model-path", "m", *arguments)
+    assert done.exit_code == 0, done.output
+    engine = served[0].engine
+    assert (engine["draft"], engine["speculative_algorithm"]) == (draft, "MTP")
+    assert engine["speculative_num_steps"] == 5
 
 
 def test_none_leaves_the_drafter_out() -> None:

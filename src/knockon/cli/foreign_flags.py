@@ -27,10 +27,6 @@ FOREIGN = {
     "--speculative-draft-attention-backend": (
         "the drafter attends with the target's backend; use --attention-backend"
     ),
-    "--speculative-num-steps": (
-        "a DFlash or Domino drafter proposes its block at once; use "
-        "--speculative-num-draft-tokens for how much of it is verified"
-    ),
     "--speculative-eagle-topk": "proposals are one chain here, no tree; leave it out",
 }
 FOREIGN_SWITCHES = {

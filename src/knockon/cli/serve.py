@@ -89,8 +89,9 @@ def serve(
     speculative_algorithm: Annotated[
         str | None,
         typer.Option(
-            help="DFLASH (Domino heads too, by the drafter's own config), MTP or NONE.",
-            show_default="DFLASH with a drafter",
+            help="DFLASH (Domino heads too, by the drafter's own config), MTP (without a drafter: "
+            "the target's own head) or NONE.",
+            show_default="what the drafter is",
         ),
     ] = None,
     speculative_draft_model_path: Annotated[
@@ -98,6 +99,7 @@ def serve(
         typer.Option("--speculative-draft-model-path", "--draft", help="The drafter."),
     ] = None,
     verify_width: options.VerifyWidth = None,
+    num_steps: options.NumSteps = None,
     pool_size: options.PoolSize = 2048,
     exchange: options.Exchange = "auto",
     draft_head_dtype: options.DraftHeadDtype = "auto",
@@ -120,13 +122,17 @@ def serve(
 
     notes, backend = answer_foreign_flags(context.args, attention_backend)
     draft = choose_draft(speculative_algorithm, speculative_draft_model_path)
+    algorithm = None if speculative_algorithm is None else speculative_algorithm.upper()
+    drafts = draft is not None or algorithm == "MTP"
     config = EngineConfig(
         model=model_path,
         draft=draft,
         tp_size=tp_size,
         dtype=dtype,
         device=device,
-        verify_width=options.parse_width(verify_width) if draft is not None else None,
+        verify_width=options.parse_width(verify_width) if drafts else None,
+        speculative_algorithm=algorithm,
+        speculative_num_steps=num_steps if drafts else None,
         speculative_domino_candidate_pool_size=pool_size,
         speculative_domino_exchange=exchange,
         speculative_draft_head_dtype=draft_head_dtype,
@@ -177,14 +183,8 @@ def choose_draft(algorithm: str | None, draft: str | None) -> str | None:
         raise Refused(field, algorithm, f"one of {', '.join(ALGORITHMS)}")
     if name == "NONE":
         return None
-    if name == "MTP":
-        raise Refused(
-            field,
-            algorithm,
-            "DFLASH or NONE",
-            "No target of this version has MTP heads; give a DFlash or Domino drafter.",
-        )
-    if draft is None:
+    # An MTP head may also lie among the target's own weights.
+    if draft is None and name != "MTP":
         raise Refused(
             "--speculative-draft-model-path", None, "the drafter that --speculative-algorithm needs"
         )
