@@ -32,7 +32,7 @@ test: lint ## lint, types and every test that this machine can run
 
 test-full: $(STAMP) ## the longest comparisons on the real model, which `make test` shortens
 	$(BIN)/knockon models pull $(MODEL)
-	$(BIN)/python -m pytest -m full --timeout 1800 $(PYTEST_ARGS) tests/engine/test_real_model.py
+	$(BIN)/python -m pytest -m full $(PYTEST_ARGS) tests/engine/test_real_model.py
 
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .

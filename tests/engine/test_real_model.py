@@ -119,6 +119,7 @@ def as_plain_dflash(domino: Path, folder: Path) -> Path:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("width", [2, 8, 16])
@@ -150,6 +151,7 @@ def lengths_on_one_rank() -> dict[int, list[list[int]]]:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize(
     ("pool", "exchange"), [(2048, "full"), (2048, "compact"), (0, "full")]
