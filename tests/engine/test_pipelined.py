@@ -12,6 +12,8 @@ import torch
 
 from knockon.engine import device_state, pipelined
 from knockon.engine.device_state import upload
+from knockon.engine.engine import Engine
+from knockon.engine.flight import PipelinedFlight
 from knockon.engine.graphs import PrefillKey, StepKey, prefill_shape
 from knockon.engine.llm import LLM
 from knockon.engine.pipelined import PipelinedRunner, alike
@@ -110,6 +112,61 @@ def test_an_aborted_request_gets_nothing_more_and_others_go_on(tiny: TinyShelf) 
         (again,) = llm.generate([PROMPTS[1]], GREEDY)
     check_same([alone[0], alone[1], alone[2]], [results[ids[0]], again, results[ids[2]]])
     assert alone[1].token_ids[: len(aborted.token_ids)] == aborted.token_ids
+
+
+def interrupt_once(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Let ``owner.name`` do its work the next time, and be interrupted then."""
+    original = getattr(owner, name)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        patch.setattr(owner, name, original)
+        original(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    patch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (PipelinedFlight, "land"),
+        (pipelined, "to_host"),
+        (Engine, "_take_off"),
+        (Engine, "_take_in"),
+    ],
+)
+@pytest.mark.parametrize("drafted", (False, True))
+def test_an_interrupt_anywhere_in_a_step_costs_no_token(
+    tiny: TinyShelf, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, drafted: bool
+) -> None:
+    model = tiny.target()
+    draft = tiny.drafter("domino") if drafted else None
+    params = [replace(GREEDY, max_tokens=n) for n in (5, 24, 24)]
+    expected = generate(model, draft, PROMPTS[:3], params)
+    with load(model, draft, overlap_schedule=True) as llm:
+        ids = [llm.add(p, each) for p, each in zip(PROMPTS[:3], params, strict=True)]
+        found: dict[str, list[int]] = {each: [] for each in ids}
+        ended = {}
+        for step in range(400):
+            if step % 6 == 5:  # seldom enough that something lands in between
+                interrupt_once(monkeypatch, owner, name)
+            try:
+                outputs = llm.step()
+            except KeyboardInterrupt:
+                continue
+            for output in outputs:
+                found[output.request_id] += output.token_ids
+                if output.finished is not None:
+                    ended[output.request_id] = output.finished
+            if len(ended) == 3:
+                break
+        monkeypatch.undo()
+        engine = llm._engine
+        assert engine is not None
+        assert engine.scheduler.pool.available == engine.scheduler.pool.usable
+    for each, wanted in zip(ids, expected, strict=True):
+        assert ended[each].token_ids == wanted.token_ids
+        assert found[each] == wanted.token_ids
 
 
 def test_a_request_is_not_run_beyond_what_its_cap_makes_certain(tiny: TinyShelf) -> None:

@@ -89,3 +89,15 @@ def test_a_refusal_names_the_field_and_the_value(field: str, value: object) -> N
         SamplingParams(**{field: value})
     assert refused.value.field == field
     assert repr(refused.value.found) in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ("stop", "bad_words"))
+def test_strings_are_text_of_bounded_size(name: str) -> None:
+    for value, message in (
+        (["\ud800"], "UTF-8"),
+        (["x" * 257], "found .257 characters., wanted at most 256"),
+        (["x"] * 65, "found .65 strings., wanted at most 64"),
+    ):
+        with pytest.raises(Refused, match=message):
+            SamplingParams(**{name: value})
+    SamplingParams(**{name: ["x" * 256] * 64})

@@ -193,3 +193,18 @@ def test_others_keep_streaming_while_bad_requests_come(server: ServerProcess) ->
     assert found[-1] == "[DONE]"
     text = "".join(each["choices"][0]["delta"].get("content", "") for each in found[:-1])
     assert text == alone["choices"][0]["message"]["content"]
+
+
+def test_text_that_is_no_unicode_is_refused_and_holds_no_place(server: ServerProcess) -> None:
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
+    with server.http() as http:
+        for field in ("stop", "bad_words"):
+            sent = json.dumps(body | {field: ["\ud800"]})
+            for _ in range(3):
+                answer = http.post(
+                    "/v1/completions", content=sent, headers={"content-type": "application/json"}
+                )
+                assert answer.status_code == 400
+                assert field in answer.json()["error"]["message"]
+        every_place = http.post("/v1/completions", json=body | {"n": RUNNING + QUEUED})
+    assert every_place.status_code == 200

@@ -46,6 +46,12 @@ def read_draft_config(path: Path) -> DraftConfig | MTPConfig:
     return parse_mtp_config(config) if is_mtp(config) else parse_draft_config(config)
 
 
+def is_folder_with_mtp(path: Path) -> bool:
+    """Whether a target's folder brings an MTP head of its own; a GGUF file never does."""
+    file = path / "config.json"
+    return file.is_file() and is_mtp(read_json_object(file))
+
+
 def load_drafter(
     path: Path,
     target: Target,

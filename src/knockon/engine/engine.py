@@ -92,6 +92,8 @@ class Engine:
         self._stops: dict[str, StopChecker] = {}
         self._tally = Tally()
         self._in_flight: deque[_InFlight] = deque()  # oldest first
+        # Not handed over yet: what a step that fails half-way has gathered comes with the next.
+        self._outbox: list[StepOutput] = []
         self._vocab_size = runner.target.config.vocab_size
         self._eos = runner.target.config.eos_token_ids
 
@@ -144,14 +146,34 @@ class Engine:
 
         A step is prefill chunks, then one speculative step of the decoding requests. The runner
         may leave as many in flight as its ``lag``; what those give comes with later calls.
+
+        A step that raises (an interrupt, say) loses nothing: what it had taken in comes with the
+        next, and requests whose tokens are lost on the way are computed again from where the host
+        knows them to stand.
         """
-        outputs: list[StepOutput] = []
+        try:
+            self._step()
+        except BaseException:
+            self._start_over()
+            raise
+        outputs, self._outbox = self._outbox, []
+        return outputs
+
+    def _start_over(self) -> None:
+        """Forget what is in flight: the device may have gone on where the host has not followed."""
+        self._in_flight.clear()
+        for request in self.scheduler.running[::-1]:  # so that the oldest is first again
+            if self.runner.lag or request.flights or request.ahead:
+                request.flights = request.ahead = 0
+                self.scheduler.preempt(request)
+
+    def _step(self) -> None:
         decoding = self.scheduler.decoding()
         # Whether the next step depends on tokens that are still in flight.
         if self._in_flight and (
             self.scheduler.with_history or self.scheduler.short_of_pages(decoding)
         ):
-            outputs += self._land(0)
+            self._land(0)
             decoding = self.scheduler.decoding()
         work = self.scheduler.schedule(decoding)
         if work.prefill or work.decode:
@@ -162,13 +184,16 @@ class Engine:
             flight = self.runner.launch(work, width)
             self._in_flight.append(_InFlight(flight, len(work.decode), width))
             self._take_off(work, width)
-            return outputs + self._land(self.runner.lag)
-        return outputs + self._land(0)
+            self._land(self.runner.lag)
+        else:
+            self._land(0)
 
     def _take_off(self, work: Step, width: int) -> None:
         """Note what a launched step does to its requests, as far as that is known beforehand."""
         for chunk in work.prefill:
             request = chunk.request
+            if request.phase is Phase.FINISHED:  # aborted by a signal's handler just now
+                continue
             request.length += chunk.count
             self._register(request)
             if chunk.last:
@@ -180,9 +205,8 @@ class Engine:
         if work.decode:
             self._tally.step(len(work.decode), width, self.runner.drafter)
 
-    def _land(self, leave: int) -> list[StepOutput]:
+    def _land(self, leave: int) -> None:
         """Take in steps in flight, oldest first, until ``leave`` of them are left."""
-        outputs: list[StepOutput] = []
         while len(self._in_flight) > leave:
             flight, batch, width = self._in_flight.popleft()
             landed = flight.land()
@@ -190,16 +214,15 @@ class Engine:
                 gained = [len(own) for gains in landed if gains.verified for own in gains.tokens]
                 self.widths.record(batch, width, gained, flight.seconds)
             for gains in landed:
-                outputs += self._take_in(gains, width)
-        return outputs
+                self._take_in(gains, width)
 
-    def _take_in(self, gains: Gains, width: int) -> list[StepOutput]:
+    def _take_in(self, gains: Gains, width: int) -> None:
         """Take over what a forward gave, up to a stop, and end the requests that reach theirs.
 
         This runs for every request in every step: what one needs only now and then is tested here
         and done elsewhere.
         """
-        outputs: list[StepOutput] = []
+        outputs = self._outbox
         _, _, logits, verified = gains
         page_size, decode = self.runner.page_size, Phase.DECODE
         lengths: list[int] = []
@@ -233,7 +256,6 @@ class Engine:
             if request.length // page_size > request.registered:
                 self._register(request)
         self._tally.accept_lengths.update(lengths)
-        return outputs
 
     def metrics(self) -> EngineMetrics:
         """What was done so far. Reads the device, and takes a collective on several ranks."""

@@ -218,11 +218,12 @@ class LLM:
 
     def _leave(self, ids: Sequence[str], unfinished: Sequence[str]) -> None:
         """Give up a call's boxes, and end those of its requests that still run."""
-        for request_id in ids:
-            self._mail.close(request_id)
-        for request_id in unfinished:
-            if not self.failed and not self._closed:
-                self._call("abort", request_id)
+        with self._turn:  # or a step of another thread would find requests without a box
+            for request_id in unfinished:
+                if not self.failed and not self._closed:
+                    self._call("abort", request_id)
+            for request_id in ids:
+                self._mail.close(request_id)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

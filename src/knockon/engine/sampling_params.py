@@ -12,6 +12,11 @@ from knockon.errors import Refused
 _INT64 = 1 << 63
 
 
+# Stop strings are looked for, and bad words held against the output, after every step.
+MOST_STRINGS = 64
+LONGEST_STRING = 256
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request is sampled and when it ends. Names and meanings follow vLLM's.
@@ -25,7 +30,8 @@ class SamplingParams:
         seed: fixes the noise, so that the same request gives the same tokens in any batch, with
             or without speculation. ``None``: the engine draws a fresh one for every request.
         max_tokens: most tokens to generate, at least 1.
-        stop: strings that end the request; a lone string is taken as one.
+        stop: strings that end the request, at most 64 of 256 characters; a lone string is taken
+            as one.
         stop_token_ids: ids that end the request, besides the model's end-of-sequence ids.
         ignore_eos: generate past the model's end-of-sequence ids (``stop_token_ids`` still end).
         bad_words: strings never to be generated; the last token of each is banned where the
@@ -145,9 +151,17 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
         value = (value,)
     if not isinstance(value, list | tuple):
         raise Refused(name, value, "a list of non-empty strings")
+    if len(value) > MOST_STRINGS:
+        raise Refused(name, f"{len(value)} strings", f"at most {MOST_STRINGS}")
     for item in value:
         if not isinstance(item, str) or not item:
             raise Refused(name, item, "non-empty strings")
+        if len(item) > LONGEST_STRING:
+            raise Refused(name, f"{len(item)} characters", f"at most {LONGEST_STRING} in a string")
+        try:
+            item.encode()
+        except UnicodeEncodeError:
+            raise Refused(name, ascii(item), "text that can be encoded as UTF-8") from None
     return tuple(value)
 
 

@@ -17,7 +17,8 @@ from knockon.engine.pages import PagePool
 from knockon.engine.request import Phase, Request
 from knockon.errors import Refused
 
-# One count for the process: engines may take turns on a runner, which knows stays by number.
+# One count for the process: engines without a prefix cache may take turns on a runner, which knows
+# stays by number.
 _STAYS = itertools.count(1)
 
 
@@ -217,12 +218,13 @@ class Scheduler:
                 if pages is not None:
                     request.pages += pages
                     break
-                self._preempt(self.running[-1])
+                self.preempt(self.running[-1])
         if len(self.running) == running:
             return decoding.requests
         return [request for request in decoding.requests if request.phase is Phase.DECODE]
 
-    def _preempt(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
+        """Take a running request's pages; it is computed again later, from where it stands."""
         self._stop(request)
         request.phase = Phase.WAITING
         request.preemptions += 1

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from knockon.drafters.config import DraftConfig
-from knockon.drafters.load import read_draft_config
+from knockon.drafters.load import is_folder_with_mtp, read_draft_config
 from knockon.drafters.mtp_config import MTPConfig
 from knockon.engine.config import EngineConfig, check_verify_width
 from knockon.engine.defaults import (
@@ -42,6 +42,13 @@ def check(config: EngineConfig) -> EngineConfig:
     draft = None
     if config.drafts:
         draft = model if config.draft is None else resolve(config.draft, "draft")
+        if config.draft is None and not is_folder_with_mtp(model):
+            raise Refused(
+                "speculative_algorithm",
+                "MTP",
+                "a draft beside it, or a target folder that brings an MTP head",
+                f"{model.name} has none.",
+            )
         drafter = read_draft_config(draft)
         drafter.check_target(target)
         _check_algorithm(config, drafter)

@@ -118,9 +118,13 @@ class EngineClient:
         """Hand over sequences. The caller closes the submission, whatever happens."""
         numbers = [next(self._numbers) for _ in prompts]
         submission = Submission(numbers, arrival, self._leave)
-        for number, prompt, each in zip(numbers, prompts, params, strict=True):
-            self._submissions[number] = submission
-            self._send(m.Add(number, prompt, each))
+        try:
+            for number, prompt, each in zip(numbers, prompts, params, strict=True):
+                self._submissions[number] = submission
+                self._send(m.Add(number, prompt, each))
+        except BaseException:  # the caller gets nothing that it could close
+            submission.close()
+            raise
         return submission
 
     async def stats(self, timeout: float) -> m.Stats | None:
