@@ -93,6 +93,8 @@ def test_interrupting_a_pull_stops_with_130_and_leaves_no_file(tmp_path):
         }
         process = subprocess.Popen(
             [*KNOCKON, "models", "pull", "smollm2-135m"],
+            # A test run started in the background of a script ignores the signal; so would this.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

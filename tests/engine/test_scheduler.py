@@ -148,7 +148,7 @@ def test_a_resumed_request_prefills_all_but_its_bonus_token() -> None:
     s.add(r)
     for _ in range(3):
         advance(s, s.schedule())
-    s._preempt(r)
+    s.preempt(r)
     step = s.schedule()
     assert [(c.start, c.count, c.last) for c in step.prefill] == [(0, len(r.tokens) - 1, True)]
 

@@ -296,6 +296,8 @@ def test_a_parent_that_is_killed_or_interrupted_leaves_no_orphan(
     path = os.pathsep.join(sys.path)
     with subprocess.Popen(
         [sys.executable, str(script)],
+        # A test run started in the background of a script ignores the signal, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
