@@ -17,13 +17,12 @@ from knockon.drafters.load import load_drafter, read_draft_config
 from knockon.drafters.mtp_config import MTPConfig
 from knockon.engine.build_runner import build_runner, this_device
 from knockon.engine.config import EngineConfig
-from knockon.engine.defaults import default_sizes
 from knockon.engine.engine import Engine
 from knockon.engine.flight import Runner
 from knockon.engine.memory import KVBudget
 from knockon.engine.request import RequestOutput
 from knockon.engine.sampling_params import SamplingParams
-from knockon.engine.settle import block_size_of, check
+from knockon.engine.settle import block_size_of, check, sizes_of
 from knockon.engine.width import WidthPolicy
 from knockon.layers.attention import PagedBackend, SdpaBackend
 from knockon.models.target import POSITION_SLACK, Target, load_target
@@ -109,13 +108,13 @@ class LoadedModels:
         Its pages are the same as those of the runner's other engines: without a prefix cache they
         may take turns, each while the others are idle.
         """
-        sizes = default_sizes(self.config.device)
+        sizes = sizes_of(self.config)
         return Engine(
             bound.runner,
             self.tokenizer,
             num_pages=bound.budget.num_pages,
-            max_batch_size=self.config.max_batch_size or sizes.max_batch_size,
-            prefill_chunk=self.config.prefill_chunk or sizes.prefill_chunk,
+            max_batch_size=sizes.max_batch_size,
+            prefill_chunk=sizes.prefill_chunk,
             max_length=bound.budget.max_length,
             widths=widths,
             prefix_cache=self.config.prefix_cache,

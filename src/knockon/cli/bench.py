@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from knockon.cli import bench_options
 from knockon.cli.bench_acceptance import acceptance
 from knockon.cli.bench_engine import engine
 from knockon.cli.bench_serving import serving
@@ -65,13 +66,8 @@ def rollout(
     steps: Annotated[
         int | None, typer.Option(help="Proposals a block.", show_default="block size - 1")
     ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="auto (bfloat16 on CUDA, float32 on a CPU), bfloat16, float16, float32, float64."
-        ),
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
+    dtype: bench_options.Dtype = "auto",
+    device: bench_options.Device = "auto",
     rounds: Annotated[
         int | None,
         typer.Option(help="Rounds; the median is shown.", show_default="5 on CUDA, 3 on a CPU"),
@@ -97,9 +93,7 @@ def rollout(
         ),
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Fixes weights and inputs.")] = 0,
-    as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write every number to this file.")
-    ] = None,
+    as_json: bench_options.JsonFile = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw a bar chart: .png, .svg or .pdf. Needs matplotlib.")
     ] = None,

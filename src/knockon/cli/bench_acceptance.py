@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from knockon.cli import options
+from knockon.cli import bench_options, options
 
 
 def acceptance(
@@ -47,9 +47,7 @@ def acceptance(
     tp_size: options.TpSize = 1,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write every number to this file.")
-    ] = None,
+    as_json: bench_options.JsonFile = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw a bar chart: .png, .svg or .pdf. Needs matplotlib.")
     ] = None,

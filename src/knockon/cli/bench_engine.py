@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from knockon.cli import bench_options
+
 
 def engine(
     model: Annotated[
@@ -79,13 +81,8 @@ def engine(
     draft_head_dtype: Annotated[
         str, typer.Option(help="auto, or fp8: propose with a copy of the LM head in FP8.")
     ] = "auto",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="auto (bfloat16 on CUDA, float32 on a CPU), bfloat16, float16, float32, float64."
-        ),
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
+    dtype: bench_options.Dtype = "auto",
+    device: bench_options.Device = "auto",
     repeats: Annotated[
         int | None,
         typer.Option(
@@ -103,9 +100,7 @@ def engine(
         typer.Option(help="Another engine's numbers to compare with: see benchmarks/references."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Fixes weights, prompts and accept lengths.")] = 0,
-    as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write every number to this file.")
-    ] = None,
+    as_json: bench_options.JsonFile = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw a bar chart: .png, .svg or .pdf. Needs matplotlib.")
     ] = None,

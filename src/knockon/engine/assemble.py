@@ -13,14 +13,11 @@ from knockon.drafters.load import load_drafter, read_draft_config
 from knockon.drafters.mtp_config import MTPConfig
 from knockon.engine.build_runner import build_runner, this_device
 from knockon.engine.config import EngineConfig, default_verify_width
-from knockon.engine.defaults import (
-    default_sizes,
-)
 from knockon.engine.engine import Engine
 from knockon.engine.flight import Runner
 from knockon.engine.pipelined import PipelinedRunner
 from knockon.engine.rank_zero_width import RankZeroWidth
-from knockon.engine.settle import block_size_of
+from knockon.engine.settle import block_size_of, sizes_of
 from knockon.engine.width import AUTO, AdaptiveWidth, FixedWidth, WidthPolicy, auto_widths
 from knockon.layers.attention import PagedBackend, SdpaBackend
 from knockon.models.target import POSITION_SLACK, load_target, read_config
@@ -86,12 +83,13 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
         budget.max_length,
         ", ".join(map(str, widths)),
     )
+    sizes = sizes_of(config)
     return Engine(
         runner,
         tokenizer,
         num_pages=budget.num_pages,
-        max_batch_size=config.max_batch_size or default_sizes(config.device).max_batch_size,
-        prefill_chunk=config.prefill_chunk or default_sizes(config.device).prefill_chunk,
+        max_batch_size=sizes.max_batch_size,
+        prefill_chunk=sizes.prefill_chunk,
         max_length=budget.max_length,
         widths=width_policy(config, widths, runner, group),
         prefix_cache=config.prefix_cache,
@@ -113,9 +111,10 @@ def width_policy(
     """The policy asked for; an adaptive one knows the times of the graphs there are."""
     if config.verify_width != AUTO:
         return FixedWidth(widths[0])
-    policy = AdaptiveWidth(widths)
     if isinstance(runner, PipelinedRunner) and runner.graphs.count:
         policy = AdaptiveWidth(widths, runner.buckets, runner.time_graphs())
+    else:
+        policy = AdaptiveWidth(widths)
     if group.size == 1:
         return policy
     return RankZeroWidth(policy, group, this_device(config.device, group))

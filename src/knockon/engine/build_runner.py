@@ -9,15 +9,13 @@ import torch
 
 from knockon.drafters.base import Drafter, DraftSizes
 from knockon.engine.config import EngineConfig
-from knockon.engine.defaults import (
-    Sizes,
-    default_sizes,
-)
+from knockon.engine.defaults import Sizes
 from knockon.engine.flight import Runner
 from knockon.engine.graphs import default_buckets
 from knockon.engine.memory import KVBudget, free_for_kv, least_of, measure_workspace, plan_kv
 from knockon.engine.pipelined import PipelinedRunner
 from knockon.engine.runner import ModelRunner
+from knockon.engine.settle import sizes_of
 from knockon.engine.speculate import Accept, accept_drawn
 from knockon.errors import Refused
 from knockon.models.target import Target
@@ -58,9 +56,8 @@ def build_runner(
     # tokens. (Settings of the process; on a CPU nothing reads them.)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    sizes = default_sizes(config.device)
-    batch = config.max_batch_size or sizes.max_batch_size
-    chunk = config.prefill_chunk or sizes.prefill_chunk
+    sizes = sizes_of(config)
+    batch, chunk = sizes.max_batch_size, sizes.prefill_chunk
     per_position = _bytes_per_position(target, drafted, group)
 
     def plan(memory: int) -> KVBudget:
@@ -69,7 +66,7 @@ def build_runner(
         )
 
     if not config.overlap_schedule:
-        budget = plan(_asked_memory(config, sizes) // group.size)
+        budget = plan(_asked_memory(sizes) // group.size)
         pages, size = budget.num_pages, config.page_size
         return ModelRunner(target, drafter, pages, size, accept), budget
     longest = min(config.max_model_len or limit, limit)
@@ -88,7 +85,7 @@ def build_runner(
         free = free_for_kv(target.device, config.mem_fraction_static, workspace)
         budget = plan(least_of(free, group, target.device))
     else:
-        budget = plan(_asked_memory(config, sizes) // group.size)
+        budget = plan(_asked_memory(sizes) // group.size)
     runner.allocate(budget.num_pages)
     if config.cuda_graph:
         runner.capture(widths)
@@ -96,11 +93,10 @@ def build_runner(
     return runner, budget
 
 
-def _asked_memory(config: EngineConfig, sizes: Sizes) -> int:
-    memory = config.kv_memory or sizes.kv_memory
-    if memory is None:
+def _asked_memory(sizes: Sizes) -> int:
+    if sizes.kv_memory is None:
         raise Refused("kv_memory", None, "a number of bytes without overlap_schedule on a GPU")
-    return memory
+    return sizes.kv_memory
 
 
 def _bytes_per_position(target: Target, drafted: DraftSizes | None, group: Group) -> int:

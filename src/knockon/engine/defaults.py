@@ -45,15 +45,23 @@ def choose_dtype(hardware: Hardware) -> Choice:
     return Choice("float32", f"the CPU has none of {', '.join(_FAST_BF16_FLAGS)}")
 
 
+def _obstacle(hardware: Hardware, kernels: str) -> str:
+    """Why Triton kernels cannot run on the first GPU; empty where they can."""
+    if not HAS_TRITON:
+        return f"Triton, which the {kernels} kernels need, is not installed"
+    major, minor = hardware.gpus[0].capability
+    if major < LEAST_CAPABILITY:
+        return f"compute capability {major}.{minor} is too old for the kernels"
+    return ""
+
+
 def choose_attention(hardware: Hardware) -> Choice:
     """The attention backend's name."""
     if not hardware.gpus:
         return Choice("torch", "PyTorch's own kernels, which run on every device")
-    if not HAS_TRITON:
-        return Choice("torch", "Triton, which the paged kernels need, is not installed")
-    major, minor = hardware.gpus[0].capability
-    if major < LEAST_CAPABILITY:
-        return Choice("torch", f"compute capability {major}.{minor} is too old for the kernels")
+    obstacle = _obstacle(hardware, "paged")
+    if obstacle:
+        return Choice("torch", obstacle)
     return Choice("triton", "paged kernels that read lengths on the device, as graphs need")
 
 
@@ -90,11 +98,9 @@ def choose_rollout(hardware: Hardware) -> Choice:
     """``fused`` or ``plain``, for a candidate pool; a rollout may find more in its head's way."""
     if not hardware.gpus:
         return Choice("plain", "the fused kernels need a CUDA GPU")
-    if not HAS_TRITON:
-        return Choice("plain", "Triton, which the fused kernels need, is not installed")
-    major, minor = hardware.gpus[0].capability
-    if major < LEAST_CAPABILITY:
-        return Choice("plain", f"compute capability {major}.{minor} is too old for the kernels")
+    obstacle = _obstacle(hardware, "fused")
+    if obstacle:
+        return Choice("plain", obstacle)
     return Choice("fused", "Triton kernels, where a candidate pool is used (K > 0)")
 
 

@@ -29,8 +29,8 @@ from knockon.engine.request import Request
 from knockon.engine.sampling import (
     DrawKind,
     SamplingBatch,
-    SamplingRequest,
     sample,
+    sampling_of,
     sampling_row,
 )
 from knockon.engine.scheduler import PrefillChunk, Step
@@ -41,7 +41,7 @@ from knockon.engine.speculate import (
     accept_drawn,
     speculative_step,
 )
-from knockon.layers.attention import PagedKV, plan_block
+from knockon.layers.attention import plan_block
 from knockon.models.target import Target
 
 _GREEDY = DrawKind.of([])
@@ -118,14 +118,7 @@ class PipelinedRunner:
 
     def allocate(self, num_pages: int) -> None:
         """Make the KV, of so many pages, the null page included."""
-        slots = num_pages * self.page_size
-        kv = [
-            PagedKV.allocate(slots, *self.target.kv_shape[1:], self.target.dtype, self.device)
-            for _ in range(self.target.config.num_layers)
-        ]
-        if self.drafter is not None:
-            self.drafter.bind_kv(slots)
-        self._engines.kv[:] = kv
+        self._engines.allocate(num_pages)
 
     def launch(self, step: Step, width: int) -> PipelinedFlight:
         """See :class:`~knockon.engine.flight.Runner`."""
@@ -204,8 +197,7 @@ class PipelinedRunner:
         params = [r.params for r in requests]
         kind = None
         if not any(p.logprobs is not None or p.needs_history for p in params):
-            vocab_size = self.target.config.vocab_size
-            kind = DrawKind.of([sampling_row(p, vocab_size) for p in params]).rounded()
+            kind = self._kind(requests).rounded()
         if kind is None or not self._slots:
             batch = _Batch(stays, upload(slots, torch.int64, self.device), kind, None)
         else:
@@ -266,26 +258,17 @@ class PipelinedRunner:
             bonus=self.state.bonus[slots],
             context=self._context,
         )
-        sampling = self._sampling_of(requests) if kind is None else self.state.sampling(slots, kind)
+        sampling = self._sampling(slots, kind, requests)
         accepted, logits = speculative_step(self._engines, state, sampling, width)
         self.state.advance(slots, accepted.lengths, accepted.bonus)
         return torch.cat([accepted.tokens, accepted.lengths.unsqueeze(1)], dim=1), logits
 
     def _prefill(self, chunks: Sequence[PrefillChunk]) -> Awaited | None:
         """Run chunks together; the first tokens of those that complete a new prompt."""
-        where = [(chunk.request.slot, chunk.start, chunk.count) for chunk in chunks]
         rows = max(chunk.count for chunk in chunks)
         real = sum(chunk.count for chunk in chunks)
         key = prefill_shape(len(chunks), rows, real, self._most_prefill_rows)
-        padded = rows
-        if key is not None:
-            padded = key.rows
-            where += [(self.state.idle, 0, 1)] * (key.requests - len(chunks))
-        tokens = []
-        for chunk in chunks:
-            own = chunk.request.tokens[chunk.start : chunk.start + chunk.count]
-            tokens.append(own + [0] * (padded - chunk.count))
-        tokens += [[0] * padded] * (len(where) - len(chunks))
+        where, tokens = lay_out(chunks, key or PrefillKey(len(chunks), rows), self.state.idle)
         where_tensor = upload(where, torch.int64, self.device)
         token_tensor = upload(tokens, torch.int64, self.device)
         slots, starts, counts = where_tensor[: len(chunks)].unbind(1)
@@ -308,8 +291,7 @@ class PipelinedRunner:
         requests = [chunks[i].request for i in ending]
         kind = None
         if not any(r.params.needs_history for r in requests):
-            found = [sampling_row(r.params, self.target.config.vocab_size) for r in requests]
-            kind = DrawKind.of(found)
+            kind = self._kind(requests)
         drawn, logits = self._first_tokens(hidden, ends, slots, kind, requests)
         for request in requests:
             self._placed[request.slot] = request.stay
@@ -346,12 +328,23 @@ class PipelinedRunner:
     ) -> tuple[Tensor, Tensor]:
         """Draw the token after each prompt: ``[n]``, and the logits ``[n, 1, V]``."""
         logits = self.target.logits(hidden.unsqueeze(1))
-        sampling = self._sampling_of(requests) if kind is None else self.state.sampling(slots, kind)
+        sampling = self._sampling(slots, kind, requests)
         nothing = slots.new_empty((len(slots), 0))
         drawn = sample(logits, nothing, ends.unsqueeze(1), sampling).squeeze(1)
         self.target.group.broadcast(drawn)
         self.state.place(slots, ends, drawn)
         return drawn, logits
+
+    def _sampling(
+        self, slots: Tensor, kind: DrawKind | None, requests: Sequence[Request]
+    ) -> SamplingBatch:
+        if kind is None:
+            return sampling_of(requests, self.target.config.vocab_size, self.device)
+        return self.state.sampling(slots, kind)
+
+    def _kind(self, requests: Sequence[Request]) -> DrawKind:
+        vocab_size = self.target.config.vocab_size
+        return DrawKind.of([sampling_row(r.params, vocab_size) for r in requests])
 
     def _place(self, requests: Sequence[Request]) -> None:
         """Tell the device where requests stand that were computed before (and then preempted)."""
@@ -361,13 +354,6 @@ class PipelinedRunner:
         self.state.place(*upload(known, torch.int64, self.device).unbind(1))
         for request in requests:
             self._placed[request.slot] = request.stay
-
-    def _sampling_of(self, requests: Sequence[Request]) -> SamplingBatch:
-        return SamplingBatch.build(
-            [SamplingRequest(r.params, r.seed, r.prompt, r.output, r.bad_words) for r in requests],
-            self.target.config.vocab_size,
-            self.device,
-        )
 
 
 def alike(chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
@@ -382,6 +368,23 @@ def alike(chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
         else:
             groups.append([chunk])
     return groups
+
+
+def lay_out(
+    chunks: Sequence[PrefillChunk], shape: PrefillKey, idle: int
+) -> tuple[list[tuple[int, int, int]], list[list[int]]]:
+    """Slot, start and count of each request of a padded prefill, and its rows' tokens.
+
+    Requests that are only padding have one row, in the idle slot.
+    """
+    where = [(chunk.request.slot, chunk.start, chunk.count) for chunk in chunks]
+    rows = [
+        chunk.request.tokens[chunk.start : chunk.start + chunk.count]
+        + [0] * (shape.rows - chunk.count)
+        for chunk in chunks
+    ]
+    missing = shape.requests - len(chunks)
+    return where + [(idle, 0, 1)] * missing, rows + [[0] * shape.rows] * missing
 
 
 def to_host(x: Tensor) -> Tensor:

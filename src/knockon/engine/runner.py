@@ -12,7 +12,7 @@ from torch import Tensor
 from knockon.drafters.base import Drafter
 from knockon.engine.flight import Gains, Landed
 from knockon.engine.request import Request
-from knockon.engine.sampling import SamplingBatch, SamplingRequest, sample
+from knockon.engine.sampling import SamplingBatch, sample, sampling_of
 from knockon.engine.scheduler import PrefillChunk, Step
 from knockon.engine.speculate import (
     Accept,
@@ -22,7 +22,7 @@ from knockon.engine.speculate import (
     speculative_step,
 )
 from knockon.engine.verify import Accepted, accept
-from knockon.layers.attention import LONE_MULTIPLE, NULL_PAGE, PagedKV, plan_block
+from knockon.layers.attention import LONE_MULTIPLE, NULL_PAGE, plan_block
 from knockon.models.target import Target
 
 
@@ -58,14 +58,8 @@ class ModelRunner:
         self.target = target
         self.drafter = drafter
         self.page_size = page_size
-        slots = num_pages * page_size
-        kv = [
-            PagedKV.allocate(slots, *target.kv_shape[1:], target.dtype, target.device)
-            for _ in range(target.config.num_layers)
-        ]
-        if drafter is not None:
-            drafter.bind_kv(slots)
-        self._engines = Engines(target, drafter, kv, target.group, page_size, accept)
+        self._engines = Engines(target, drafter, [], target.group, page_size, accept)
+        self._engines.allocate(num_pages)
         self._batch: tuple[tuple[str, int], ...] = ()
         self._sampling: SamplingBatch | None = None
 
@@ -110,7 +104,7 @@ class ModelRunner:
         if not chunk.last or not request.is_new:
             return None
         logits = self.target.logits(output.hidden[:, -1:])
-        sampling = self._build_sampling([request])
+        sampling = sampling_of([request], self.target.config.vocab_size, self.target.device)
         nothing = tokens.new_empty((1, 0))
         drawn = sample(logits, nothing, plan.positions[:, -1:] + 1, sampling)
         self.target.group.broadcast(drawn)
@@ -131,7 +125,7 @@ class ModelRunner:
         # Counts of penalised tokens are carried on; whatever else happened makes them afresh.
         batch = tuple((request.id, len(request.tokens)) for request in requests)
         if self._sampling is None or batch != self._batch:
-            self._sampling = self._build_sampling(requests)
+            self._sampling = sampling_of(requests, self.target.config.vocab_size, device)
         self._batch = ()  # an interrupted step may have counted tokens that nobody received
         accepted, logits = speculative_step(self._engines, state, self._sampling, width)
         self._sampling.record(accepted.tokens, accepted.lengths)
@@ -140,13 +134,6 @@ class ModelRunner:
             for request, gained in zip(requests, accepted.lengths.tolist(), strict=True)
         )
         return accepted, logits
-
-    def _build_sampling(self, requests: Sequence[Request]) -> SamplingBatch:
-        return SamplingBatch.build(
-            [SamplingRequest(r.params, r.seed, r.prompt, r.output, r.bad_words) for r in requests],
-            self.target.config.vocab_size,
-            self.target.device,
-        )
 
     def _first_slot(self, requests: Sequence[Request]) -> int | None:
         """Where the context of a lone request can be read in place, if its pages lie in a row.

@@ -19,6 +19,7 @@ from knockon.engine.bad_words import BadWords
 from knockon.engine.filters import filter_logits, temper
 from knockon.engine.noise import exponential, row_keys
 from knockon.engine.penalties import Penalties
+from knockon.engine.request import Request
 from knockon.engine.sampling_params import SamplingParams
 from knockon.rollout import order
 
@@ -183,6 +184,17 @@ class SamplingBatch:
             self.penalties.record(tokens, kept)
         if self.bad_words is not None:
             self.bad_words.record(tokens, kept)
+
+
+def sampling_of(
+    requests: Sequence[Request], vocab_size: int, device: torch.device
+) -> SamplingBatch:
+    """What the requests ask for, from all that the host knows of them."""
+    return SamplingBatch.build(
+        [SamplingRequest(r.params, r.seed, r.prompt, r.output, r.bad_words) for r in requests],
+        vocab_size,
+        device,
+    )
 
 
 def sample(logits: Tensor, proposals: Tensor, positions: Tensor, batch: SamplingBatch) -> Tensor:

@@ -11,6 +11,7 @@ from knockon.drafters.load import is_folder_with_mtp, read_draft_config
 from knockon.drafters.mtp_config import MTPConfig
 from knockon.engine.config import EngineConfig, check_verify_width
 from knockon.engine.defaults import (
+    Sizes,
     choose_attention,
     choose_device,
     choose_dtype,
@@ -107,18 +108,23 @@ def settle(config: EngineConfig) -> EngineConfig:
     backend = config.attention_backend
     if backend == "auto":
         backend = "torch" if dtype == "float64" else attention.value
-    sizes = default_sizes(device)
+    config = config.replace(device=device, dtype=dtype, attention_backend=backend)
     return config.replace(
-        device=device,
-        dtype=dtype,
-        attention_backend=backend,
-        max_batch_size=config.max_batch_size or sizes.max_batch_size,
-        prefill_chunk=config.prefill_chunk or sizes.prefill_chunk,
-        kv_memory=config.kv_memory or sizes.kv_memory,
+        **dataclasses.asdict(sizes_of(config)),
         overlap_schedule=(
             backend == "triton" if config.overlap_schedule is None else config.overlap_schedule
         ),
         cuda_graph=config.cuda_graph and backend == "triton",
+    )
+
+
+def sizes_of(config: EngineConfig) -> Sizes:
+    """What was asked for, and the device's own where nothing was; the device is settled."""
+    default = default_sizes(config.device)
+    return Sizes(
+        config.max_batch_size or default.max_batch_size,
+        config.prefill_chunk or default.prefill_chunk,
+        config.kv_memory or default.kv_memory,
     )
 
 

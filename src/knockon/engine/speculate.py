@@ -75,6 +75,16 @@ class Engines:
     page_size: int
     accept: Accept = accept_drawn
 
+    def allocate(self, num_pages: int) -> None:
+        """Make target and draft KV of so many pages, the null page included."""
+        target, slots = self.target, num_pages * self.page_size
+        self.kv[:] = [
+            PagedKV.allocate(slots, *target.kv_shape[1:], target.dtype, target.device)
+            for _ in range(target.config.num_layers)
+        ]
+        if self.drafter is not None:
+            self.drafter.bind_kv(slots)
+
 
 def speculative_step(
     engines: Engines, state: DecodeState, sampling: SamplingBatch, width: int

@@ -10,9 +10,8 @@ from knockon.drafters.base import Drafter
 from knockon.engine.assemble import width_policy, widths_of
 from knockon.engine.build_runner import build_runner
 from knockon.engine.config import EngineConfig
-from knockon.engine.defaults import default_sizes
 from knockon.engine.engine import Engine
-from knockon.engine.settle import settle
+from knockon.engine.settle import settle, sizes_of
 from knockon.engine.speculate import Accept, accept_drawn
 from knockon.layers.attention import AttentionBackend, PagedBackend, SdpaBackend
 from knockon.models.decoder import Decoder
@@ -78,7 +77,7 @@ def assemble_engine(
         SilentTokenizer(),
         num_pages=budget.num_pages,
         max_batch_size=max_batch_size,
-        prefill_chunk=config.prefill_chunk or default_sizes(config.device).prefill_chunk,
+        prefill_chunk=sizes_of(config).prefill_chunk,
         max_length=budget.max_length,
         widths=width_policy(config, widths, runner, target.group),
         prefix_cache=config.prefix_cache,
