@@ -134,7 +134,7 @@ def test_auto_on_two_ranks_is_lossless(tiny: TinyShelf) -> None:
 
 def test_ranks_that_time_steps_differently_take_rank_0s_widths() -> None:
     def drive(group: LockstepGroup) -> list[int]:
-        policy = RankZeroWidth(AdaptiveWidth((1, 4, 8, 12, 16)), group, "cpu")
+        policy = RankZeroWidth(AdaptiveWidth((1, 4, 8, 12, 16)), group)
         chosen = []
         for step in range(60):
             batch = (1, 8)[step // 10 % 2]

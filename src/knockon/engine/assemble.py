@@ -117,4 +117,4 @@ def width_policy(
         policy = AdaptiveWidth(widths)
     if group.size == 1:
         return policy
-    return RankZeroWidth(policy, group, this_device(config.device, group))
+    return RankZeroWidth(policy, group)

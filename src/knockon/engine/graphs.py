@@ -95,7 +95,11 @@ class Graphs:
             graph = torch.cuda.CUDAGraph()
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self._pool):  # type: ignore[arg-type]
+            with torch.cuda.graph(
+                graph,
+                pool=self._pool,  # type: ignore[arg-type]
+                capture_error_mode="thread_local",  # NCCL's watchdog asks its events meanwhile
+            ):
                 result = run()
         found = self._made[key] = Captured(graph, result)
         took = time.perf_counter() - began

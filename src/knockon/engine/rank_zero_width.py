@@ -15,20 +15,19 @@ class RankZeroWidth:
 
     Args:
         policy: this rank's own; kept up to date everywhere, asked on rank 0 alone.
-        group: the ranks that share the model. Every choice is a broadcast, so all must choose.
-        device: where the group's collectives run.
+        group: the ranks that share the model. Every choice is a broadcast, so all must choose; it
+            is made on the hosts, so that no step in flight is waited for.
     """
 
-    def __init__(self, policy: WidthPolicy, group: Group, device: torch.device | str) -> None:
+    def __init__(self, policy: WidthPolicy, group: Group) -> None:
         self.policy = policy
         self.group = group
-        self.device = device
         self.name = policy.name
         self.widths = policy.widths
 
     def choose(self, batch: int) -> int:
         width = self.policy.choose(batch) if self.group.rank == 0 else 0
-        word = torch.tensor([width], device=self.device)
+        word = torch.tensor([width])
         self.group.broadcast(word)
         return int(word.item())
 

@@ -119,7 +119,8 @@ def _build(start: Start) -> tuple[object, str]:
     timeout = datetime.timedelta(seconds=start.timeout)
     store = TCPStore("127.0.0.1", start.port, is_master=False, timeout=timeout)
     dist.init_process_group(
-        start.backend,
+        # Words that hosts agree on (what to do next) go from host to host and wait for no GPU.
+        "cpu:gloo,cuda:nccl" if start.backend == "nccl" else start.backend,
         store=store,
         rank=start.rank,
         world_size=start.size,

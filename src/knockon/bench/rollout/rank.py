@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from knockon.bench.rollout.groups import CountingGroup, OneRankOf
-from knockon.bench.rollout.replay import Graphed, mean_ms
+from knockon.bench.rollout.replay import Graphed, collective_kernels, mean_ms
 from knockon.bench.rollout.settings import RolloutSettings
 from knockon.bench.rollout.variants import (
     Program,
@@ -45,6 +45,7 @@ class Prepared:
         extra_bytes: peak beyond weights, table and inputs in an eager call, ``None`` on a CPU.
         eager: tokens ``[inputs, B, steps]`` on the CPU, of ``base`` the best local ids.
         replayed: the same from graph replays, ``None`` where there is no graph.
+        traced: NCCL's kernels in a profile of one replay, ``None`` without NCCL.
     """
 
     collectives: dict[str, int]
@@ -52,6 +53,7 @@ class Prepared:
     extra_bytes: int | None
     eager: Tensor
     replayed: Tensor | None
+    traced: int | None = None
 
 
 class RolloutRank:
@@ -133,12 +135,16 @@ class RolloutRank:
                 replayed.append(self._tokens(variant, run()))
         inputs.fill(0)
         self._runs.append(run)
+        traced = None
+        if self.device.type == "cuda" and isinstance(self._group.inner, TorchGroup):
+            traced = collective_kernels(run, self.device)
         return Prepared(
             collectives,
             sizes,
             extra,
             torch.stack(eager),
             torch.stack(replayed) if replayed else None,
+            traced,
         )
 
     @torch.no_grad()

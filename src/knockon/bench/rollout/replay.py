@@ -39,6 +39,15 @@ class Graphed:
         return self._output
 
 
+def collective_kernels(run: Callable[[], object], device: torch.device) -> int:
+    """How many of NCCL's kernels one call launches, as the profiler sees them."""
+    torch.cuda.synchronize(device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        run()
+        torch.cuda.synchronize(device)
+    return sum("nccl" in event.name.lower() for event in trace.events() or ())
+
+
 def mean_ms(run: Callable[[], object], replays: int, device: torch.device) -> float:
     """Mean milliseconds of ``run`` over ``replays`` calls in a row, after one that is not timed."""
     run()

@@ -25,6 +25,7 @@ class Measurement:
         collective_bytes: size of their results on one rank.
         extra_bytes: peak beyond weights, table and inputs, of the rank with the most; ``None`` on
             a CPU.
+        traced_collectives: NCCL's kernels in a profile of one block; ``None`` without NCCL.
     """
 
     batch: int
@@ -33,6 +34,7 @@ class Measurement:
     collectives: Mapping[str, int]
     collective_bytes: Mapping[str, int]
     extra_bytes: int | None
+    traced_collectives: int | None = None
 
     @property
     def slowest_rank(self) -> tuple[float, ...]:
@@ -180,6 +182,7 @@ class RolloutReport:
             "rounds_ms_by_rank": [[round(ms, 5) for ms in rank] for rank in found.rounds_ms],
             "collectives": dict(found.collectives),
             "collective_bytes": dict(found.collective_bytes),
+            "traced_collectives": found.traced_collectives,
             "extra_bytes": found.extra_bytes,
             "lm_head": found.variant.head,
         }

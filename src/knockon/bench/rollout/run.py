@@ -59,6 +59,7 @@ def measure(
                 of_ranks[0].collectives,
                 of_ranks[0].collective_bytes,
                 max(extras, default=None),
+                of_ranks[0].traced,
             )
             measurements.append(found)
             done(progress_line(found))

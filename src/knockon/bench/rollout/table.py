@@ -83,7 +83,9 @@ def cost_table(report: RolloutReport) -> Table:
 def _calls(found: Measurement) -> str:
     if not found.collectives:
         return "none"
-    return " + ".join(f"{count} {name}" for name, count in found.collectives.items())
+    calls = " + ".join(f"{count} {name}" for name, count in found.collectives.items())
+    traced = found.traced_collectives
+    return calls if traced is None else f"{calls} ({traced} in a profile)"
 
 
 def _size(count: int) -> str:
