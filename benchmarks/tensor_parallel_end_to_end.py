@@ -138,7 +138,7 @@ def speed(bench: Bench) -> list[dict[str, Any]]:
     """BF16: tokens a second, by ranks and requests in flight."""
     args, rows = bench.args, []
     for ranks in (1, args.ranks):
-        for method, width in (("target", None), ("Domino", "auto")):
+        for method, width in (("target", None), ("Domino", args.widths[-1])):
             with bench.llm(ranks, "bfloat16", width) as llm:
                 for concurrency in args.concurrency:
                     bench.answers(llm, concurrency, concurrency)
@@ -169,7 +169,8 @@ def serving(bench: Bench, dtype: str, log: Path) -> Generator[str, None, None]:
     command += ["--speculative-draft-model-path", args.draft, "--tp-size", str(args.ranks)]
     command += ["--dtype", dtype, "--device", args.device, "--port", str(port)]
     command += ["--kv-memory", str(KV_MEMORY), "--context-length", str(args.longest)]
-    command += ["--max-running-requests", str(max(args.concurrency)), "--verify-width", "auto"]
+    command += ["--max-running-requests", str(max(args.concurrency))]
+    command += ["--verify-width", str(args.widths[-1])]
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as stderr:
         server = subprocess.Popen(command, stderr=stderr, stdout=stderr)
@@ -255,17 +256,23 @@ def main() -> int:
         "environment": environment(),
         "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
     }
+    path = args.out / f"end_to_end_tp{args.ranks}.json"
+
+    def keep() -> None:
+        path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+
     wrong, texts = 0, []
     if "lossless" in parts:
         result["lossless"], texts = lossless(bench)
         wrong += sum(row["answers"] - row["identical"] for row in result["lossless"])
+        keep()
     if "speed" in parts:
         result["speed"] = speed(bench)
+        keep()
     if "served" in parts:
         result["served"] = served(bench, texts, args.out)
         wrong += result["served"].get("answers", 0) - result["served"].get("identical", 0)
-    path = args.out / f"end_to_end_tp{args.ranks}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+        keep()
     console.print(speed_table(result, args.ranks))
     console.print(f"{path}: {wrong} wrong answers")
     return min(wrong, 1)
