@@ -66,6 +66,9 @@ def serve(
         int | None,
         typer.Option(help="Bytes of KV, over all ranks.", show_default="512 MiB on CPUs"),
     ] = None,
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="auto, or fp8_e4m3: half the KV memory, rounded.")
+    ] = "auto",
     page_size: Annotated[int, typer.Option(help="Positions a KV page.")] = 16,
     chunked_prefill_size: Annotated[
         int | None,
@@ -138,6 +141,7 @@ def serve(
         speculative_draft_head_dtype=draft_head_dtype,
         max_model_len=context_length,
         max_batch_size=max_running_requests,
+        kv_cache_dtype=kv_cache_dtype,
         page_size=page_size,
         kv_memory=kv_memory,
         mem_fraction_static=mem_fraction_static,

@@ -18,6 +18,7 @@ from knockon.engine.runner import ModelRunner
 from knockon.engine.settle import sizes_of
 from knockon.engine.speculate import Accept, accept_drawn
 from knockon.errors import Refused
+from knockon.layers.attention.base import FP8
 from knockon.models.target import Target
 from knockon.parallel import Group, HeadShard
 
@@ -56,6 +57,7 @@ def build_runner(
     # tokens. (Settings of the process; on a CPU nothing reads them.)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    target.kv_dtype = FP8 if config.kv_cache_dtype == "fp8_e4m3" else target.dtype
     sizes = sizes_of(config)
     batch, chunk = sizes.max_batch_size, sizes.prefill_chunk
     per_position = _bytes_per_position(target, drafted, group)
@@ -104,12 +106,13 @@ def _bytes_per_position(target: Target, drafted: DraftSizes | None, group: Group
 
     So all ranks come to the same number of pages, and schedule alike.
     """
-    element = torch.finfo(target.dtype).bits // 8
+    element = target.dtype.itemsize
     layers, _, dim = target.kv_shape
     most = HeadShard.deal(target.config.num_heads, target.config.num_kv_heads, group.size, 0)
-    per_position = 2 * layers * most.kv_count * dim
+    target_bytes = target.kv_dtype.itemsize * 2 * layers * most.kv_count * dim
+    per_position = 0
     if drafted is not None:
         most = HeadShard.deal(drafted.num_heads, drafted.num_kv_heads, group.size, 0)
-        per_position += 2 * drafted.num_layers * most.kv_count * drafted.head_dim
+        per_position = 2 * drafted.num_layers * most.kv_count * drafted.head_dim
         per_position += drafted.kept_per_position
-    return element * per_position
+    return target_bytes + element * per_position

@@ -15,6 +15,7 @@ DRAFT_HEAD_DTYPES = ("auto", "fp8")
 ALGORITHMS = ("DFLASH", "MTP", "NONE")
 # Proposals of an MTP head where nobody says how many.
 DEFAULT_MTP_STEPS = 3
+KV_DTYPES = ("auto", "fp8_e4m3")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class EngineConfig:
         page_size: positions a KV page.
         kv_memory: bytes of target and draft KV together, over all ranks; ``None`` for 512 MiB on
             CPUs, and on GPUs for what ``mem_fraction_static`` leaves.
+        kv_cache_dtype: of the target's keys and values: ``auto`` for ``dtype``, or ``fp8_e4m3``,
+            unscaled: half the memory of BF16 and rounded, so answers are another model's, the
+            same with a drafter and without. A drafter's own KV keeps ``dtype``.
         mem_fraction_static: on GPUs, the part of the memory that weights and KV may take together.
         prefill_chunk: prompt tokens run in one step; ``None`` for 512 on CPUs and 4096 on GPUs.
         prefix_cache: whether KV of earlier prompts is used again.
@@ -72,6 +76,7 @@ class EngineConfig:
     max_batch_size: int | None = None
     page_size: int = 16
     kv_memory: int | None = None
+    kv_cache_dtype: str = "auto"
     mem_fraction_static: float = 0.88
     prefill_chunk: int | None = None
     prefix_cache: bool = True
@@ -109,6 +114,8 @@ class EngineConfig:
         if self.speculative_num_steps is not None:
             _at_least("speculative_num_steps", self.speculative_num_steps, 1)
         _refuse_draft_head(self)
+        if self.kv_cache_dtype not in KV_DTYPES:
+            raise Refused("kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(KV_DTYPES)}")
         for name in ("tp_size", "page_size"):
             _at_least(name, getattr(self, name), 1)
         for name in ("max_batch_size", "kv_memory", "prefill_chunk"):

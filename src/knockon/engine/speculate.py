@@ -79,7 +79,7 @@ class Engines:
         """Make target and draft KV of so many pages, the null page included."""
         target, slots = self.target, num_pages * self.page_size
         self.kv[:] = [
-            PagedKV.allocate(slots, *target.kv_shape[1:], target.dtype, target.device)
+            PagedKV.allocate(slots, *target.kv_shape[1:], target.kv_dtype, target.device)
             for _ in range(target.config.num_layers)
         ]
         if self.drafter is not None:

@@ -138,6 +138,7 @@ class Decoder(nn.Module):
         self.config = config
         self.group = group
         self.dtype = dtype
+        self.kv_dtype = dtype  # the engine may ask for another
         self.device = torch.device(device)
         self.heads = HeadShard.deal(config.num_heads, config.num_kv_heads, group.size, group.rank)
         self.vocab_shard = VocabShard.deal(config.vocab_size, group.size, group.rank)

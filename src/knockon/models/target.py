@@ -43,6 +43,7 @@ class Target(Protocol):
 
     config: ModelConfig
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
     group: Group
     heads: HeadShard

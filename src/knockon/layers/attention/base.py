@@ -18,6 +18,7 @@ from knockon.layers.fused.plan_rows import plan_rows
 # takes at a time.
 LONE_MULTIPLE = 64
 BATCH_MULTIPLE = 512
+FP8 = torch.float8_e4m3fn
 NULL_PAGE = 0  # the page that padding rows and rows past the context limit are written to
 
 
@@ -45,8 +46,25 @@ class PagedKV(NamedTuple):
 
     def write(self, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Store ``k, v [B, T, kv_heads, head_dim]`` at ``slots [B * T]``."""
-        self.k.index_copy_(0, slots, k.flatten(0, 1))
-        self.v.index_copy_(0, slots, v.flatten(0, 1))
+        for pages, rows in ((self.k, k.flatten(0, 1)), (self.v, v.flatten(0, 1))):
+            if pages.dtype == FP8:
+                pages.view(torch.uint8).index_copy_(0, slots, to_fp8(rows).view(torch.uint8))
+            else:
+                pages.index_copy_(0, slots, rows)
+
+    def read(self, slots: Tensor | slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[N, kv_heads, head_dim]`` of some slots."""
+        if isinstance(slots, slice):
+            return self.k[slots].to(dtype), self.v[slots].to(dtype)
+        if self.k.dtype == FP8:
+            found = [pages.view(torch.uint8).index_select(0, slots).view(FP8) for pages in self]
+            return found[0].to(dtype), found[1].to(dtype)
+        return self.k.index_select(0, slots), self.v.index_select(0, slots)
+
+
+def to_fp8(x: Tensor) -> Tensor:
+    """``x`` rounded to E4M3, whose largest number, 448, stands for all beyond."""
+    return x.clamp(-448.0, 448.0).to(FP8)
 
 
 class Visibility(NamedTuple):

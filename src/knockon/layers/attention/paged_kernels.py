@@ -49,8 +49,10 @@ def store_rows(
     k_at = k + request * k_request_stride + t * k_row_stride + head * k_head_stride + d
     v_at = v + request * v_request_stride + t * v_row_stride + head * v_head_stride + d
     to = tl.load(slots + row) * (KV_HEADS * HEAD_DIM) + head * HEAD_DIM + d
-    tl.store(k_pages + to, tl.load(k_at, mask=inside), mask=inside)
-    tl.store(v_pages + to, tl.load(v_at, mask=inside), mask=inside)
+    key = tl.load(k_at, mask=inside, other=0.0)
+    value = tl.load(v_at, mask=inside, other=0.0)
+    tl.store(k_pages + to, key.to(k_pages.dtype.element_ty), mask=inside)
+    tl.store(v_pages + to, value.to(v_pages.dtype.element_ty), mask=inside)
 
 
 @jit
@@ -159,6 +161,7 @@ def attend_pages(
             inside = (d < HEAD_DIM)[None, :]
             keys = tl.load(k_head + at, mask=inside, other=0.0)
             values = tl.load(v_head + at, mask=inside, other=0.0)
+        keys, values = keys.to(query.dtype), values.to(query.dtype)
         score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
         seen = (n[None, :] <= seen_to[:, None]) & (n < end)[None, :]
         if WINDOW > 0:

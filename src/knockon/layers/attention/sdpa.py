@@ -34,11 +34,9 @@ class SdpaBackend:
         context = plan.context
         shape = (batch, context, kv_heads, dim)
         if plan.first_slot is not None:
-            here = slice(plan.first_slot, plan.first_slot + context)
-            k, v = kv.k[here], kv.v[here]
+            k, v = kv.read(slice(plan.first_slot, plan.first_slot + context), q.dtype)
         else:
-            index = plan.context_slots.flatten()
-            k, v = kv.k.index_select(0, index), kv.v.index_select(0, index)
+            k, v = kv.read(plan.context_slots.flatten(), q.dtype)
         k, v = k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
         folded = q.view(batch, rows, kv_heads, group, dim).transpose(1, 2).flatten(2, 3)
         parts = []

@@ -85,7 +85,8 @@ def _scaled(x, scale, gain, live, kind: tl.constexpr):
 
 @jit
 def copy_heads(source, target, count, BLOCK: tl.constexpr, DIM: tl.constexpr):
-    """The first ``count`` heads at ``source`` to ``target``, as they are."""
+    """The first ``count`` heads at ``source`` to ``target``, in its type."""
     at = tl.arange(0, BLOCK)
     live = at < count * DIM
-    tl.store(target + at, tl.load(source + at, mask=live), mask=live)
+    moved = tl.load(source + at, mask=live, other=0.0)
+    tl.store(target + at, moved.to(target.dtype.element_ty), mask=live)
