@@ -1,6 +1,6 @@
 """Paged attention on one GPU, beside PyTorch's SDPA over dense contiguous keys and values.
 
-    python benchmarks/attention.py --json attention.json [--variants]
+    python benchmarks/attention.py --json attention.json [--variants | --tiles]
 
 BF16. Every launch is checked against its plain twin in FP32 before it is timed. A time is the
 median of 5 rounds of CUDA-graph replays, per call; a graph walks through as many layers' keys and
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,12 +22,16 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from knockon.bench.replay import replay_us
 from knockon.layers.attention import BlockPlan, PagedKV, SdpaBackend, Visibility, plan_block
 from knockon.layers.attention.paged import PagedBackend, attend_kernel
-from knockon.layers.attention.paged_launch import AttentionLaunch, attention_launch
+from knockon.layers.attention.paged_launch import (
+    MOST_BLOCK_ROWS,
+    AttentionLaunch,
+    attention_launch,
+)
 
 PAGE_SIZE = 16
-ROUNDS, ROUND_SECONDS = 5, 0.05
 COLD_BYTES, MOST_LAYERS = 200e6, 32
 TOLERANCE = 2.4e-2
 
@@ -70,30 +73,6 @@ SHAPES = [
 ]
 
 
-def microseconds(calls: list[Callable[[], Any]]) -> float:
-    """Median over the rounds of the mean time of a call."""
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-
-    def milliseconds(replays: int) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(replays):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / replays
-
-    milliseconds(2)
-    replays = max(3, int(ROUND_SECONDS * 1000 / milliseconds(3)))
-    times = [milliseconds(replays) for _ in range(ROUNDS)]
-    return statistics.median(times) * 1000 / len(calls)
-
-
 def make_layers(shape: Shape) -> tuple[list[PagedKV], BlockPlan]:
     """Keys and values of several layers, in shuffled pages that all share, and a plan."""
     width = shape.capacity // PAGE_SIZE
@@ -119,7 +98,7 @@ def dense(kv: PagedKV, plan: BlockPlan, shape: Shape) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def variants(launch: AttentionLaunch) -> list[AttentionLaunch]:
+def variants(shape: Shape, launch: AttentionLaunch) -> list[AttentionLaunch]:
     """Settings near the chosen ones."""
     found = [replace(launch, stages=stages) for stages in (1, 2, 4, 5)]
     found += [replace(launch, block_n=n) for n in (launch.block_n // 2, launch.block_n * 2)]
@@ -131,13 +110,8 @@ def variants(launch: AttentionLaunch) -> list[AttentionLaunch]:
     return found
 
 
-def time_shape(shape: Shape, with_variants: bool) -> dict[str, Any]:
-    layers, plan = make_layers(shape)
-    q = torch.randn(
-        (shape.batch, shape.rows, shape.heads, shape.dim), device="cuda", dtype=torch.bfloat16
-    )
-    visibility = Visibility(shape.causal)
-    launch = attention_launch(
+def launch_of(shape: Shape) -> AttentionLaunch:
+    return attention_launch(
         shape.batch,
         shape.rows,
         shape.heads // shape.kv_heads,
@@ -147,23 +121,62 @@ def time_shape(shape: Shape, with_variants: bool) -> dict[str, Any]:
         2,
         torch.cuda.get_device_properties("cuda").multi_processor_count,
     )
+
+
+def tiles(shape: Shape, launch: AttentionLaunch) -> list[AttentionLaunch]:
+    """Other tiles of queries: of a verified block, and of a prompt."""
+    if shape.rows <= MOST_BLOCK_ROWS:
+        found = [replace(launch, block_m=m, stages=3) for m in (16, 32, 64)]
+        found.append(replace(launch, block_m=32, stages=2))
+        found.append(replace(launch, block_m=32, splits=2 * launch.splits))
+    else:
+        sizes = ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (128, 128, 8, 2))
+        found = [
+            replace(launch, block_m=m, block_n=n, warps=warps, stages=stages)
+            for m, n, warps, stages in sizes
+        ]
+    return [which for which in found if which != launch]
+
+
+def tiled(shape: Shape) -> bool:
+    """Whether ``--tiles`` times it."""
+    block = shape.rows == MOST_BLOCK_ROWS and shape.causal and shape.capacity <= 1024
+    return block or shape.rows > MOST_BLOCK_ROWS
+
+
+def time_shape(
+    shape: Shape, others: Callable[[Shape, AttentionLaunch], list[AttentionLaunch]] | None
+) -> dict[str, Any]:
+    layers, plan = make_layers(shape)
+    q = torch.randn(
+        (shape.batch, shape.rows, shape.heads, shape.dim), device="cuda", dtype=torch.bfloat16
+    )
+    visibility = Visibility(shape.causal)
+    launch = launch_of(shape)
     first = layers[0]
     wanted = SdpaBackend().attend(q.float(), PagedKV(*(x.float() for x in first)), plan, visibility)
 
-    def timed(which: AttentionLaunch) -> float:
+    one = replace(plan, positions=plan.positions[:, :1].contiguous(), segments=())
+    alone = attend_kernel(q[:, :1], first, one, visibility, launch_of(replace(shape, rows=1)))
+
+    def timed(which: AttentionLaunch) -> dict[str, Any]:
         got = attend_kernel(q, first, plan, visibility, which)
         wrong = (got.float() - wanted).abs().max().item()
         if not wrong <= TOLERANCE:
             raise SystemExit(f"wrong attention, by {wrong}: {shape}, {which}")
-        return microseconds(
+        spent = replay_us(
             [lambda kv=kv: attend_kernel(q, kv, plan, visibility, which) for kv in layers]
         )
+        found = {"launch": asdict(which), "attend_us": spent}
+        if shape.rows <= MOST_BLOCK_ROWS and shape.causal:
+            found["as_one_row"] = torch.equal(got[:, :1], alone)
+        return found
 
     spent = timed(launch)
     folded = q.transpose(1, 2)
     contexts = [dense(kv, plan, shape) for kv in layers]
     whole_prompt = shape.rows == shape.context
-    torch_spent = microseconds(
+    torch_spent = replay_us(
         [
             lambda k=k, v=v: F.scaled_dot_product_attention(
                 folded, k, v, is_causal=whole_prompt, enable_gqa=True
@@ -172,47 +185,54 @@ def time_shape(shape: Shape, with_variants: bool) -> dict[str, Any]:
         ]
     )
     result: dict[str, Any] = asdict(shape) | {
-        "launch": asdict(launch),
+        **spent,
         "layers": len(layers),
-        "attend_us": spent,
         "sdpa_us": torch_spent,
-        "kv_tb_per_s": shape.kv_bytes / spent / 1e6,
+        "kv_tb_per_s": shape.kv_bytes / spent["attend_us"] / 1e6,
     }
-    if with_variants:
+    if others is not None:
         result["variants"] = []
-        for which in variants(launch):
+        for which in others(shape, launch):
             try:
-                result["variants"].append({"launch": asdict(which), "attend_us": timed(which)})
+                result["variants"].append(timed(which))
             except triton.runtime.errors.OutOfResources as error:
                 result["variants"].append({"launch": asdict(which), "refused": str(error)})
     # Last, for it changes what was attended to.
     k = v = q[:, :, : shape.kv_heads]
-    result["write_us"] = microseconds(
+    result["write_us"] = replay_us(
         [lambda kv=kv: PagedBackend().write(k, v, kv, plan) for kv in layers]
     )
     return result
+
+
+def bits_of(found: dict[str, Any]) -> str:
+    return {True: "  as one row", False: "  unlike one row", None: ""}[found.get("as_one_row")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="file to write")
     parser.add_argument("--variants", action="store_true", help="time other launch settings too")
+    parser.add_argument("--tiles", action="store_true", help="time other tiles of queries")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     args = parser.parse_args()
+    others = tiles if args.tiles else variants if args.variants else None
     torch.manual_seed(0)
     columns = ("attend_us", "write_us", "sdpa_us", "kv_tb_per_s")
     print(f"{'shape':>26}{'B':>5}{'T':>6}{'C':>8}" + "".join(f"{name:>12}" for name in columns))
     results = []
     for shape in SHAPES:
-        if args.only not in shape.name:
+        if args.only not in shape.name or (args.tiles and not tiled(shape)):
             continue
-        result = time_shape(shape, args.variants)
+        result = time_shape(shape, others)
         results.append(result)
         sizes = f"{shape.name:>26}{shape.batch:>5}{shape.rows:>6}{shape.context:>8}"
         print(sizes + "".join(f"{result[name]:>12.2f}" for name in columns), flush=True)
+        print(f"{'':>57}  {tuple(result['launch'].values())}{bits_of(result)}", flush=True)
         for tried in sorted(result.get("variants", ()), key=lambda x: x.get("attend_us", 1e9)):
             if "attend_us" in tried:
-                print(f"{tried['attend_us']:>57.2f}  {tuple(tried['launch'].values())}")
+                setting = tuple(tried["launch"].values())
+                print(f"{tried['attend_us']:>57.2f}  {setting}{bits_of(tried)}")
         torch.cuda.empty_cache()
     record = {
         "gpu": torch.cuda.get_device_name(),

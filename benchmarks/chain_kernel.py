@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from knockon.bench.replay import replay_us
 from knockon.rollout.fused.block import INDEXED_REQUESTS
 from knockon.rollout.fused.chain import (
     ChainWeights,
@@ -28,26 +27,7 @@ from knockon.rollout.fused.chain import (
 )
 
 V, H, G, E, T, K = 248320, 5120, 1024, 256, 15, 2048
-
-
-def replay_ms(call: Callable[[], Any], rounds: int = 5, replays: int = 100) -> float:
-    """Median over rounds of a CUDA-graph replay's mean, in milliseconds."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    graph.replay()
-    times = []
-    for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(replays):
-            graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / replays)
-    return statistics.median(times)
+REPLAYS = 100  # a round
 
 
 def weights(generator: torch.Generator) -> ChainWeights:
@@ -160,7 +140,8 @@ def main() -> None:
                     worst = max(worst, lag.max().item())
                     differing += int((best != x["tokens"][:, 1:]).sum())
                 row |= {"worst_lag": worst, "differing": differing}
-                row["ms"] = replay_ms(lambda: run_chain(w, launch=launch, **x))  # noqa: B023
+                spent = replay_us([lambda: run_chain(w, launch=launch, **x)], REPLAYS)  # noqa: B023
+                row["ms"] = spent / 1000
             except Exception as error:
                 row["error"] = f"{type(error).__name__}: {str(error)[:90]}"
             results.append(row)

@@ -16,7 +16,7 @@ import argparse
 import json
 import multiprocessing
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,9 +37,10 @@ from linear_shapes import (
     Shape,
     candidates,
 )
-from linear_small import replay_us, small
+from linear_small import small
 from torch import Tensor
 
+from knockon.bench.replay import Graphed, median_us
 from knockon.layers.fused.silu_mul import silu_mul_kernel
 from knockon.layers.fused.stream_launch import StreamLaunch
 from knockon.layers.fused.stream_linear import stream_linear_kernel, stream_linear_plain
@@ -53,6 +54,16 @@ FAILURES = (
     triton.compiler.errors.CompilationError,
     RuntimeError,
 )
+
+
+def timed(run: Callable[[], Tensor], rounds: int, seconds: float) -> tuple[float, Tensor]:
+    """Median time of a replay of ``run``, and what it returned, which each replay writes anew."""
+    graphed = Graphed(run, tidy=False)
+    spent = median_us(graphed, torch.device("cuda"), rounds=rounds, seconds=seconds)
+    result = graphed().clone()
+    torch.cuda.synchronize()
+    return spent, result
+
 
 # Every launch is compiled ahead, by several processes at once, into Triton's cache.
 
@@ -135,8 +146,8 @@ class Bench:
             got = stream_linear_kernel(x, weights[0], None, launch, shape.gated)
             check(got, stream_linear_plain(x, weights[0], None, shape.gated), f"{shape}, {launch}")
         if (shape, m) not in self.small_us:
-            self.small_us[shape, m], _ = replay_us(lambda: run(False), 5, self.seconds)
-        spent, _ = replay_us(lambda: run(True), self.rounds, self.seconds)
+            self.small_us[shape, m], _ = timed(lambda: run(False), 5, self.seconds)
+        spent, _ = timed(lambda: run(True), self.rounds, self.seconds)
         return (spent - self.small_us[shape, m]) / len(weights)
 
     def tune(self, shape: Shape, m: int, launches: Iterable[StreamLaunch]) -> list[dict[str, Any]]:
@@ -188,7 +199,7 @@ class Bench:
                     y = step(shape, y, index, ahead)
             return step(HEAD, y, 0, 1)
 
-        return replay_us(run, self.rounds, 4 * self.seconds)
+        return timed(run, self.rounds, 4 * self.seconds)
 
 
 def tune_shapes(

@@ -1,13 +1,9 @@
-"""The small kernels among the products of ``benchmarks/linear.py``, and how graphs are timed."""
+"""The small kernels among the products of ``benchmarks/linear.py``."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -79,31 +75,3 @@ def small(
         **(pdl(source) if early else {"PDL": False}),
     )
     return target
-
-
-def replay_us(run: Callable[[], Any], rounds: int, seconds: float) -> tuple[float, Tensor]:
-    """Median time of a replay of ``run``, and what it returned, which each replay writes anew."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        graph.capture_begin()  # without the clean-up of torch.cuda.graph, for there are hundreds
-        result = run()
-        graph.capture_end()
-    torch.cuda.synchronize()
-
-    def milliseconds(replays: int) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(replays):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / replays
-
-    milliseconds(1)
-    replays = max(3, int(seconds * 1000 / milliseconds(2)))
-    spent = statistics.median(milliseconds(replays) for _ in range(rounds)) * 1000
-    copy = result.clone()
-    torch.cuda.synchronize()
-    return spent, copy

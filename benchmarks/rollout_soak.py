@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from knockon.bench.environment import environment
-from knockon.bench.rollout.replay import Graphed
+from knockon.bench.replay import Graphed
 from knockon.parallel import SingleRank, VocabShard
 from knockon.rollout import DominoHead, DominoRollout
 

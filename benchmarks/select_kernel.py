@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -22,34 +21,19 @@ import torch
 import triton
 from torch import Tensor
 
+from knockon.bench.replay import replay_us
 from knockon.rollout.fused.best_k import best_k, launch_best_k
 from knockon.rollout.fused.select import choose, list_candidates, scan, select, select_kernel
 from knockon.rollout.fused.select_launch import BestLaunch, SelectLaunch, select_launch
 from knockon.rollout.fused.select_plain import best_k_plain, select_plain
 
 ROWS, PREFIX, POOL = 15, 1, 2048
-ROUNDS, REPLAYS = 5, 100
+REPLAYS = 100
 
 
 def microseconds(call: Callable[[], Any], calls: int) -> float:
-    """Median over the rounds of one call's time."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    graph.replay()
-    times = []
-    for _ in range(ROUNDS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000 / (REPLAYS * calls))
-    return statistics.median(times)
+    """One call's time, of ``calls`` in a graph."""
+    return replay_us([call] * calls, REPLAYS)
 
 
 def list_variants(launch: SelectLaunch, batch: int) -> list[SelectLaunch]:

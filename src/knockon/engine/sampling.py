@@ -17,6 +17,7 @@ from torch import Tensor
 
 from knockon.engine.bad_words import BadWords
 from knockon.engine.filters import filter_logits, temper
+from knockon.engine.fused.draw import draw_kernel, draw_runs_on
 from knockon.engine.noise import exponential, row_keys
 from knockon.engine.penalties import Penalties
 from knockon.engine.request import Request
@@ -217,11 +218,26 @@ def sample(logits: Tensor, proposals: Tensor, positions: Tensor, batch: Sampling
             batch.penalties.apply_(logits, proposals)
         if batch.bad_words is not None:
             batch.bad_words.apply_(logits, proposals)
-    rows = logits.reshape(-1, vocab_size)
-    budget = _CHUNK_GPU if logits.is_cuda else _CHUNK_CPU
-    size = max(1, budget // vocab_size)
     if batch.all_greedy:
-        return torch.cat([order.argmax(part) for part in rows.split(size)]).view(positions.shape)
+        parts = logits.reshape(-1, vocab_size).split(_rows_at_once(logits))
+        return torch.cat([order.argmax(part) for part in parts]).view(positions.shape)
+    if draw_runs_on(logits):
+        return draw_kernel(logits, positions, batch)
+    return draw_plain(logits, positions, batch)
+
+
+def draw_plain(logits: Tensor, positions: Tensor, batch: SamplingBatch) -> Tensor:
+    """The twin of :func:`~knockon.engine.fused.draw.draw_kernel`, of any dtype on any device.
+
+    Args:
+        logits: ``[B, w, V]``, penalties and bad words applied.
+        positions: int64 ``[B, w]``.
+
+    Returns:
+        int64 ``[B, w]``.
+    """
+    rows = logits.reshape(-1, logits.shape[-1])
+    size = _rows_at_once(logits)
 
     def per_row(values: Tensor) -> Sequence[Tensor]:
         return values[:, None].expand(positions.shape).reshape(-1).split(size)
@@ -240,6 +256,11 @@ def sample(logits: Tensor, proposals: Tensor, positions: Tensor, batch: Sampling
         )
     ]
     return torch.cat(drawn).view(positions.shape)
+
+
+def _rows_at_once(logits: Tensor) -> int:
+    budget = _CHUNK_GPU if logits.is_cuda else _CHUNK_CPU
+    return max(1, budget // logits.shape[-1])
 
 
 def _draw(

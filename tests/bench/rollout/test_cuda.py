@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from knockon.bench.replay import Graphed, mean_ms
 from knockon.bench.rollout.checks import B_IS_C, GRAPH_IS_EAGER, RANKS_AGREE
 from knockon.bench.rollout.ranks import ranks_for
-from knockon.bench.rollout.replay import Graphed, mean_ms
 from knockon.bench.rollout.report import RolloutReport
 from knockon.bench.rollout.run import measure
 from knockon.bench.rollout.settings import settle

@@ -6,7 +6,11 @@ import itertools
 
 import pytest
 
-from knockon.layers.attention.paged_launch import attention_launch
+from knockon.layers.attention.paged_launch import (
+    MOST_BLOCK_ROWS,
+    attention_launch,
+    verify_tile,
+)
 
 SMS = 132
 
@@ -29,10 +33,11 @@ def test_a_context_is_shared_only_where_programs_are_few() -> None:
     def splits(batch: int, rows: int) -> int:
         return attention_launch(batch, rows, 4, 8, 128, 131072, 2, SMS).splits
 
-    assert splits(1, 16) == 16  # 8 programs to 128
-    assert splits(8, 16) == 2
+    assert splits(1, 16) == 17  # 8 pairs of a request and a KV head to 136
+    assert splits(8, 16) == 3
     assert splits(32, 16) == 1
-    assert splits(1, 1) == 33
+    assert splits(1, 1) == 17
+    assert splits(1, 64) == 4
     assert splits(1, 4096) == 1
 
 
@@ -40,9 +45,28 @@ def test_no_more_parts_than_blocks_of_the_capacity() -> None:
     assert attention_launch(1, 1, 4, 8, 128, 130, 2, SMS).splits == 3
 
 
-@pytest.mark.parametrize("rows", [1, 4, 5, 16])
-def test_a_verified_block_is_one_tile(rows: int) -> None:
-    """Keys are read once for all rows and all heads that share them."""
-    for group in (1, 3, 4, 8):
-        launch = attention_launch(64, rows, group, 8, 128, 4096, 2, SMS)
-        assert launch.block_m >= rows * group
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("dim", [64, 80, 128, 256])
+def test_a_block_is_added_up_alike_at_every_width(dim: int, itemsize: int) -> None:
+    """Keys at a time, parts of the context and warps; and tiles that round alike."""
+    for batch, group, kv_heads in itertools.product((1, 8, 64), (1, 3, 4, 8), (1, 8)):
+        launches = [
+            attention_launch(batch, rows, group, kv_heads, dim, 4096, itemsize, SMS)
+            for rows in range(1, MOST_BLOCK_ROWS + 1)
+        ]
+        assert len({(x.block_n, x.splits, x.warps) for x in launches}) == 1
+        assert all(x.block_m == 16 or 16 < 32 == x.block_m < x.block_n for x in launches)
+
+
+def test_a_tile_of_a_block_is_as_large_as_rounds_alike() -> None:
+    assert verify_tile(4, 64, 2) == 16
+    assert verify_tile(17, 64, 2) == 32
+    assert verify_tile(64, 64, 2) == 32
+    assert verify_tile(64, 32, 2) == 16
+    assert verify_tile(64, 16, 4) == 16
+
+
+def test_a_prompt_has_larger_tiles() -> None:
+    assert attention_launch(1, 17, 4, 8, 128, 4096, 2, SMS).block_m == 128
+    assert attention_launch(32, 256, 4, 8, 128, 4096, 2, SMS).block_m == 128
+    assert attention_launch(1, 64, 4, 8, 128, 4096, 2, SMS).block_m == 64

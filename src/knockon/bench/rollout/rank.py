@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from knockon.bench.replay import Graphed, collective_kernels, mean_ms
 from knockon.bench.rollout.groups import CountingGroup, OneRankOf
-from knockon.bench.rollout.replay import Graphed, collective_kernels, mean_ms
 from knockon.bench.rollout.settings import RolloutSettings
 from knockon.bench.rollout.variants import (
     Program,

@@ -10,7 +10,11 @@ from torch import Tensor
 
 from knockon.layers.attention.base import BlockPlan, PagedKV, Visibility
 from knockon.layers.attention.paged_kernels import attend_pages, store_rows, sum_parts
-from knockon.layers.attention.paged_launch import AttentionLaunch, attention_launch
+from knockon.layers.attention.paged_launch import (
+    MOST_BLOCK_ROWS,
+    AttentionLaunch,
+    attention_launch,
+)
 from knockon.layers.fused.pdl import pdl
 from knockon.triton_backend import power_of_two
 
@@ -87,7 +91,7 @@ def attend_kernel(
     if splits > 1:
         partial = q.new_empty((batch, rows, heads, splits, dim), dtype=torch.float32)
         weights = q.new_empty((batch, rows, heads, splits), dtype=torch.float32)
-    attend_pages[(batch * kv_heads, -(-rows * group // launch.block_m), splits)](
+    attend_pages[(batch * kv_heads * -(-rows * group // launch.block_m), splits)](
         q,
         *kv,
         plan.positions,
@@ -109,6 +113,7 @@ def attend_kernel(
         FIRST=visibility.first,
         SPLIT=splits > 1,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        NEAR=rows <= MOST_BLOCK_ROWS,
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
         BLOCK_D=max(16, power_of_two(dim)),

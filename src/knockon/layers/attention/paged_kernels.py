@@ -81,6 +81,7 @@ def attend_pages(
     FIRST: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
+    NEAR: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -89,7 +90,11 @@ def attend_pages(
     """``BLOCK_M`` rows of one request and KV head over one part of its context.
 
     A row is a query head of a position: the ``GROUP`` heads that share a KV head lie side by side,
-    so keys are read once for all. Programs ``(request and KV head, tile of rows, part)``.
+    so keys are read once for all. Programs ``(request and KV head and tile of rows, part)``.
+
+    Blocks of keys are dealt to the parts in turn, by their place in the context: a row's blocks,
+    and the order in which it adds them up, depend neither on the other rows of its tile nor on how
+    much further they see. To a block that it does not see at all a row adds exactly nothing.
 
     Args:
         q: ``[B, rows, kv_heads * GROUP, HEAD_DIM]``, elements of a head contiguous.
@@ -103,14 +108,21 @@ def attend_pages(
         capacity: positions that the page table has room for.
         WINDOW: 0 for none.
         FIRST: keys before it are seen by their own rows alone.
+        NEAR: tiles that read the same keys run side by side; else those that see the most first.
     """
     follow(PDL)
-    kv_head = tl.program_id(0) % kv_heads
-    request = (tl.program_id(0) // kv_heads).to(tl.int64)
-    # The last rows see the most keys: first come, first served.
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    part = tl.program_id(2)
-    parts = tl.num_programs(2)
+    tiles = tl.cdiv(rows * GROUP, BLOCK_M)
+    pairs = tl.num_programs(0) // tiles
+    if NEAR:
+        pair = tl.program_id(0) // tiles
+        tile = tl.program_id(0) % tiles
+    else:
+        pair = tl.program_id(0) % pairs
+        tile = tiles - 1 - tl.program_id(0) // pairs
+    kv_head = pair % kv_heads
+    request = (pair // kv_heads).to(tl.int64)
+    part = tl.program_id(1)
+    parts = tl.num_programs(1)
 
     m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     # Rows past the end repeat the last position, so that whatever is loaded is finite.
@@ -130,15 +142,12 @@ def attend_pages(
         query = tl.load(q_at[:, None] + d[None, :], mask=(d < HEAD_DIM)[None, :], other=0.0)
 
     end = tl.minimum(tl.max(seen_to, 0) + 1, capacity)
-    begin = 0
+    first = part
     if WINDOW > 0:
-        begin = tl.maximum(tl.min(position, 0) - (WINDOW - 1), 0) // BLOCK_N * BLOCK_N
-    first = begin
-    last = end
-    if SPLIT:
-        share = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), parts) * BLOCK_N
-        first = begin + part * share
-        last = tl.minimum(first + share, end)
+        begin = tl.maximum(tl.min(position, 0) - (WINDOW - 1), 0) // BLOCK_N
+        first = begin + (part + parts - begin % parts) % parts
+    first = first * BLOCK_N
+    stride = parts * BLOCK_N
 
     # A floor instead of -inf: the difference of two of them is a number.
     top = tl.full([BLOCK_M], -1e30, tl.float32)
@@ -148,11 +157,12 @@ def attend_pages(
     k_head = k_pages + kv_head * HEAD_DIM
     v_head = v_pages + kv_head * HEAD_DIM
     table = page_table + request * table_stride
-    for n0 in range(first, last, BLOCK_N):
-        n = n0 + tl.arange(0, BLOCK_N)
-        # Keys past the end are masked below; what is loaded for them is the last that counts.
-        key = tl.minimum(n, end - 1)
-        slot = tl.load(table + key // PAGE_SIZE).to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+    # Keys past the end are masked below; what is loaded for them is the last that counts.
+    key = tl.minimum(first + tl.arange(0, BLOCK_N), end - 1)
+    slot = tl.load(table + key // PAGE_SIZE).to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+    # Blocks that end up to here are seen whole by every row.
+    all_see_to = tl.minimum(tl.min(seen_to, 0) + 1, end)
+    for n0 in range(first, end, stride):
         at = (slot * slot_stride)[:, None] + d[None, :]
         if HEAD_DIM == BLOCK_D:
             keys = tl.load(k_head + at)
@@ -161,16 +171,26 @@ def attend_pages(
             inside = (d < HEAD_DIM)[None, :]
             keys = tl.load(k_head + at, mask=inside, other=0.0)
             values = tl.load(v_head + at, mask=inside, other=0.0)
-        keys, values = keys.to(query.dtype), values.to(query.dtype)
-        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
-        seen = (n[None, :] <= seen_to[:, None]) & (n < end)[None, :]
+        keys, values = keys.to(query.dtype), values.to(query.dtype)  # from FP8, if they are
+        # The next block's slots a turn ahead: else the pipeline would spend a stage on them.
+        key = tl.minimum(n0 + stride + tl.arange(0, BLOCK_N), end - 1)
+        slot = tl.load(table + key // PAGE_SIZE).to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
+        whole = n0 + BLOCK_N <= all_see_to
         if WINDOW > 0:
-            seen = seen & (n[None, :] > position[:, None] - WINDOW)
+            whole = whole & (n0 > tl.max(position, 0) - WINDOW)
         if FIRST > 0:
-            seen = seen & (n[None, :] >= tl.minimum(position, FIRST)[:, None])
-        score = tl.where(seen, score, -float("inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        probability = tl.exp2(score - new_top[:, None])
+            whole = whole & (n0 >= FIRST)
+        if not whole:
+            n = n0 + tl.arange(0, BLOCK_N)
+            seen = (n[None, :] <= seen_to[:, None]) & (n < end)[None, :]
+            if WINDOW > 0:
+                seen = seen & (n[None, :] > position[:, None] - WINDOW)
+            if FIRST > 0:
+                seen = seen & (n[None, :] >= tl.minimum(position, FIRST)[:, None])
+            score = tl.where(seen, score, -float("inf"))
+        new_top = tl.maximum(top, tl.max(score, 1) * scale)
+        probability = tl.exp2(score * scale - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(probability, 1)
         acc = acc * shrink[:, None]
@@ -178,7 +198,7 @@ def attend_pages(
         top = new_top
 
     total_or_one = tl.where(total > 0.0, total, 1.0)
-    acc = acc / total_or_one[:, None]
+    acc = acc * (1.0 / total_or_one)[:, None]
     real = m < rows * GROUP
     heads = kv_heads * GROUP
     place = ((request * rows + t) * heads + head) * parts + part

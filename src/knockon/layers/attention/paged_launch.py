@@ -8,6 +8,8 @@ from knockon.errors import Refused
 from knockon.triton_backend import power_of_two
 
 MOST_HEAD_DIM = 256
+# Positions a request of a verified or drafted block; more of them are a prompt's.
+MOST_BLOCK_ROWS = 16
 _MOST_SPLITS = 128
 # Bytes of a block of keys: enough of them in flight to hide memory, few enough for registers.
 _BLOCK_BYTES = 16384
@@ -43,6 +45,8 @@ def attention_launch(
 ) -> AttentionLaunch:
     """Settings for ``rows`` positions of each of ``batch`` requests.
 
+    Up to ``MOST_BLOCK_ROWS`` positions they add up a row alike, however many there are.
+
     Args:
         group: query heads per KV head.
         capacity: positions that the page table has room for, whatever the actual contexts are: a
@@ -57,25 +61,57 @@ def attention_launch(
         raise Refused("head_dim", head_dim, f"at most {MOST_HEAD_DIM} for the paged kernels")
     dim = max(16, power_of_two(head_dim))
     packed = rows * group
-    if itemsize == 4:
-        # No tensor cores: each thread holds whole rows of both factors, so tiles are small.
-        block_m, block_n = 16, 16
+    block_n = _block_keys(dim, itemsize)
+    pairs = batch * kv_heads
+    if rows <= MOST_BLOCK_ROWS:
+        block_m = verify_tile(packed, block_n, itemsize)
+        # Of sizes that are the same at every width. At least a program a multiprocessor.
+        wanted = -(-multiprocessors // pairs)
     else:
-        block_m = min(max(16, power_of_two(packed)), 128 if dim <= 128 else 64)
-        halves = batch * kv_heads * -(-packed // 128) < multiprocessors and packed > 128
-        if block_m == 128 and halves:
-            block_m = 64
-        block_n = min(128, max(16, _BLOCK_BYTES // (dim * itemsize)))
+        block_m = _prompt_tile(packed, pairs, dim, itemsize, multiprocessors)
         if block_m == 128:
             block_n = min(block_n, 64)
-    programs = batch * kv_heads * -(-packed // block_m)
-    # Two programs a multiprocessor while their partial sums are small beside what they read.
-    wanted = multiprocessors * (2 if packed <= 16 else 1) // programs
+        wanted = multiprocessors // (pairs * -(-packed // block_m))
     splits = max(1, min(wanted, -(-capacity // block_n), _MOST_SPLITS))
+    programs = pairs * -(-packed // block_m) * splits
     return AttentionLaunch(
         block_m=block_m,
         block_n=block_n,
         splits=splits,
         warps=8 if block_m == 128 or (block_m == 64 and dim == 256) else 4,
-        stages=3,
+        # Few programs keep more blocks each in flight; of many, more fit on a multiprocessor.
+        stages=3 if block_m >= 64 or programs <= 2 * multiprocessors else 2,
     )
+
+
+def verify_tile(packed: int, block_n: int, itemsize: int) -> int:
+    """Rows a program for a block of at most ``MOST_BLOCK_ROWS`` positions, ``packed`` rows in all.
+
+    So that a row rounds alike at every verify width: tiles of up to 32 rows and fewer rows than
+    keys are multiplied by the same instruction, warps dealt out along the keys, and their sums are
+    taken in one order. From 64 rows on a Hopper GPU has another instruction, whose sums differ.
+    Keys are then read more than once, by tiles that run side by side and find them in the L2 cache.
+
+    Args:
+        block_n: keys at a time.
+        itemsize: bytes of an element; FP32 has no tensor cores, and one tile.
+    """
+    return 32 if packed > 16 and block_n > 32 and itemsize < 4 else 16
+
+
+def _block_keys(dim: int, itemsize: int) -> int:
+    """Keys at a time."""
+    if itemsize == 4:
+        # No tensor cores: each thread holds whole rows of both factors, so tiles are small.
+        return 16
+    return min(128, max(16, _BLOCK_BYTES // (dim * itemsize)))
+
+
+def _prompt_tile(packed: int, pairs: int, dim: int, itemsize: int, multiprocessors: int) -> int:
+    """Rows a program where there are many: as many as fit, fewer where programs would be few."""
+    if itemsize == 4:
+        return 16
+    most = 128 if dim <= 128 else 64
+    if packed > 128 and pairs * -(-packed // 128) < multiprocessors:
+        most = 64
+    return min(max(16, power_of_two(packed)), most)

@@ -1,0 +1,1 @@
+"""What the engine computes of a step in kernels of its own, beside the plain twins."""
