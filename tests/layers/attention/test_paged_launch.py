@@ -48,25 +48,22 @@ def test_no_more_parts_than_blocks_of_the_capacity() -> None:
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("dim", [64, 80, 128, 256])
 def test_a_block_is_added_up_alike_at_every_width(dim: int, itemsize: int) -> None:
-    """Keys at a time, parts of the context and warps; and tiles that round alike."""
+    """Rows and keys at a time, parts of the context, warps."""
     for batch, group, kv_heads in itertools.product((1, 8, 64), (1, 3, 4, 8), (1, 8)):
         launches = [
             attention_launch(batch, rows, group, kv_heads, dim, 4096, itemsize, SMS)
             for rows in range(1, MOST_BLOCK_ROWS + 1)
         ]
-        assert len({(x.block_n, x.splits, x.warps) for x in launches}) == 1
-        assert all(x.block_m == 16 or 16 < 32 == x.block_m < x.block_n for x in launches)
+        assert len({(x.block_m, x.block_n, x.splits, x.warps) for x in launches}) == 1
 
 
-def test_a_tile_of_a_block_is_as_large_as_rounds_alike() -> None:
-    assert verify_tile(4, 64, 2) == 16
-    assert verify_tile(17, 64, 2) == 32
-    assert verify_tile(64, 64, 2) == 32
-    assert verify_tile(64, 32, 2) == 16
-    assert verify_tile(64, 16, 4) == 16
+def test_a_tile_of_a_block_fills_the_tensor_cores_where_it_fits() -> None:
+    assert verify_tile(64, 2) == verify_tile(128, 2) == 64
+    assert verify_tile(256, 2) == 16
+    assert verify_tile(128, 4) == 16
 
 
 def test_a_prompt_has_larger_tiles() -> None:
-    assert attention_launch(1, 17, 4, 8, 128, 4096, 2, SMS).block_m == 128
-    assert attention_launch(32, 256, 4, 8, 128, 4096, 2, SMS).block_m == 128
+    assert attention_launch(1, 8192, 4, 8, 128, 8192, 2, SMS).block_m == 128
+    assert attention_launch(32, 256, 4, 8, 128, 4096, 2, SMS).block_m == 64
     assert attention_launch(1, 64, 4, 8, 128, 4096, 2, SMS).block_m == 64

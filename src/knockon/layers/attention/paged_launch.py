@@ -13,6 +13,8 @@ MOST_BLOCK_ROWS = 16
 _MOST_SPLITS = 128
 # Bytes of a block of keys: enough of them in flight to hide memory, few enough for registers.
 _BLOCK_BYTES = 16384
+# Query rows, over the heads of a group.
+_SHORT_PROMPT = 2048
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def attention_launch(
     block_n = _block_keys(dim, itemsize)
     pairs = batch * kv_heads
     if rows <= MOST_BLOCK_ROWS:
-        block_m = verify_tile(packed, block_n, itemsize)
+        block_m = verify_tile(dim, itemsize)
         # Of sizes that are the same at every width. At least a program a multiprocessor.
         wanted = -(-multiprocessors // pairs)
     else:
@@ -84,19 +86,18 @@ def attention_launch(
     )
 
 
-def verify_tile(packed: int, block_n: int, itemsize: int) -> int:
-    """Rows a program for a block of at most ``MOST_BLOCK_ROWS`` positions, ``packed`` rows in all.
+def verify_tile(dim: int, itemsize: int) -> int:
+    """Rows a program for blocks of up to ``MOST_BLOCK_ROWS`` positions, whatever their number.
 
-    So that a row rounds alike at every verify width: tiles of up to 32 rows and fewer rows than
-    keys are multiplied by the same instruction, warps dealt out along the keys, and their sums are
-    taken in one order. From 64 rows on a Hopper GPU has another instruction, whose sums differ.
-    Keys are then read more than once, by tiles that run side by side and find them in the L2 cache.
+    So that a row rounds alike at every verify width: from 64 rows on a Hopper GPU multiplies by
+    another instruction than below, whose sums differ. Reading keys takes most of the time, so one
+    row wastes little in a tile of 64, and 16 positions of 4 heads fill it.
 
     Args:
-        block_n: keys at a time.
-        itemsize: bytes of an element; FP32 has no tensor cores, and one tile.
+        dim: of a head, rounded up to a power of two.
+        itemsize: bytes of an element; FP32 has no tensor cores.
     """
-    return 32 if packed > 16 and block_n > 32 and itemsize < 4 else 16
+    return 64 if dim <= 128 and itemsize < 4 else 16
 
 
 def _block_keys(dim: int, itemsize: int) -> int:
@@ -111,7 +112,8 @@ def _prompt_tile(packed: int, pairs: int, dim: int, itemsize: int, multiprocesso
     """Rows a program where there are many: as many as fit, fewer where programs would be few."""
     if itemsize == 4:
         return 16
-    most = 128 if dim <= 128 else 64
-    if packed > 128 and pairs * -(-packed // 128) < multiprocessors:
+    # Two tiles of 64 rows on a multiprocessor beat one of 128 until contexts are long.
+    most = 128 if dim <= 128 and packed > _SHORT_PROMPT else 64
+    if pairs * -(-packed // 128) < multiprocessors:
         most = 64
     return min(max(16, power_of_two(packed)), most)
