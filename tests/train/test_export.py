@@ -14,8 +14,9 @@ from knockon.errors import Refused
 from knockon.models.safetensors_source import SafetensorsFolder
 from knockon.models.strict import load_strictly
 from knockon.train.drafter_module import DraftModule
-from knockon.train.export import export, load_module, model_card, published_weights
+from knockon.train.export import export, model_card, published_weights
 from knockon.train.frozen_target import FrozenTarget
+from knockon.train.warm_start import load_module
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from knockon.errors import Refused
 from knockon.train.drafter_module import DraftModule
 from knockon.train.evaluate import HeldOut, accept_lengths
 from knockon.train.frozen_target import FrozenTarget
-from knockon.train.loop import Trainer, TrainSettings
+from knockon.train.loop import Trainer
 from knockon.train.sequences import BatchOrder, PackedSequences
+from knockon.train.settings import TrainSettings
 
 SETTINGS = TrainSettings(steps=6, batch_size=4, anchors=3, log_every=3, chunk=16, warmup=0.1)
 
@@ -55,7 +56,7 @@ def test_resume_continues_the_same_run(
     second.resume(tmp_path / "state.pt")
     assert second.progress == 0.5
     second.run()
-    for ours, theirs in zip(second.masters, whole.masters, strict=True):
+    for ours, theirs in zip(second.masters.tensors, whole.masters.tensors, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 

@@ -60,7 +60,7 @@ def test_resume_continues_the_same_run(target: FrozenTarget, tmp_path: Path) -> 
     second = Trainer(target, fresh(target), data, SETTINGS)
     second.resume(tmp_path / "state.pt")
     second.run()
-    for ours, theirs in zip(second.masters, whole.masters, strict=True):
+    for ours, theirs in zip(second.masters.tensors, whole.masters.tensors, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 

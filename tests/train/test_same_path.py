@@ -14,9 +14,10 @@ from knockon.models.target import load_target
 from knockon.parallel import SingleRank
 from knockon.train.drafter_module import DraftModule
 from knockon.train.evaluate import propose_everywhere
-from knockon.train.export import export, load_module
+from knockon.train.export import export
 from knockon.train.frozen_target import FrozenTarget
 from knockon.train.objective import Anchors
+from knockon.train.warm_start import load_module
 
 
 def test_exported_drafter_proposes_the_same_chain_in_the_engine(

@@ -107,11 +107,12 @@ def rollout(
     from rich.console import Console
 
     from knockon.bench.rollout.plot import write_plot
-    from knockon.bench.rollout.ranks import decide_tp_size, is_first_rank, ranks_for
+    from knockon.bench.rollout.ranks import decide_tp_size, ranks_for
     from knockon.bench.rollout.run import measure
     from knockon.bench.rollout.settings import parse_batches, parse_names, settle
     from knockon.bench.rollout.table import print_tables
     from knockon.cli.result_files import check_result_files, write_result
+    from knockon.parallel.torchrun import is_first_rank
 
     settings = settle(
         shape=shape,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 from pathlib import Path
 
 from knockon.errors import Refused
-from knockon.models.catalog import resolve
 from knockon.train.config import TrainConfig
+from knockon.train.ranks import training_ranks
 from knockon.train.run import Pipeline
+
+# Stages that the ranks of `torchrun` carry out together; the first one alone does the others.
+_SHARED = ("all", "generate", "train")
 
 
 def carry_out(config: TrainConfig, stage: str) -> None:
-    """Run a stage, or all.
+    """Run a stage, or all; under ``torchrun`` on all of its ranks.
 
     Args:
         stage: one of :data:`~knockon.train.config.STAGES`.
@@ -24,19 +25,13 @@ def carry_out(config: TrainConfig, stage: str) -> None:
     if stage in ("export", "all") and config.out is None:
         raise Refused("out", None, "a folder to export to")
     text = config.to_yaml()
-    print(text, flush=True)
-    pipeline = open_pipeline(config)
-    (pipeline.work / "train.yaml").write_text(text)
-    if stage == "generate":
-        pipeline.args.minutes = config.generate_minutes
-    getattr(pipeline, stage)()
-    if config.out is not None and stage in ("export", "all"):
-        (Path(config.out) / "train.yaml").write_text(text)
-
-
-def open_pipeline(config: TrainConfig) -> Pipeline:
-    """The stages over the configured target."""
-    fields = dataclasses.asdict(config)
-    fields["target"] = str(resolve(config.target))
-    fields["name"] = config.name or config.target
-    return Pipeline(argparse.Namespace(**fields))
+    with training_ranks() as ranks:
+        if not ranks.first and stage not in _SHARED:
+            return
+        pipeline = Pipeline(config, ranks)
+        if ranks.first:
+            print(text, flush=True)
+            (pipeline.work / "train.yaml").write_text(text)
+        getattr(pipeline, stage)()
+        if ranks.first and config.out is not None and stage in ("export", "all"):
+            (Path(config.out) / "train.yaml").write_text(text)

@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from knockon.errors import Refused
+from knockon.train.settings import OPTIMIZERS
 
 KINDS = ("domino", "dflash", "mtp")
-STAGES = ("all", "generate", "train", "evaluate", "export")
+STAGES = ("all", "generate", "train", "evaluate", "export", "plot")
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,15 @@ class TrainConfig:
         target_layers: target layers that a block drafter reads; by default five, spread evenly.
         mask_id: token that stands for a masked position of a block.
         mtp_steps: proposals that an MTP head is unrolled for.
-        start: ``"random"``, or ``"target"`` for the target's last layers.
+        start: ``"random"``; ``"target"`` for the target's last layers; or a drafter (catalogue
+            name, folder or hub id) of the same sizes, whose training goes on.
         steps, minutes: length of training; ``steps`` where both are given.
-        batch_size, anchors, rate, gamma, lambda_end, soft, chunk: see
-            :class:`~knockon.train.loop.TrainSettings`.
+        batch_size, anchors, optimizer, rate, gamma, lambda_start, lambda_end, soft, chunk: see
+            :class:`~knockon.train.settings.TrainSettings`.
         compile: whether Inductor fuses a block drafter's backbone.
         save_every: seconds between checkpoints. log_every: steps between lines of the log.
+        held_out, held_out_every: sequences that are not trained on (at most a twentieth), and steps
+            between two replays of them.
         workloads: JSON-lines files of held-out prompts; no training prompt may be one of them.
         limit: prompts of each workload.
     """
@@ -66,20 +70,24 @@ class TrainConfig:
     minutes: float = 10.0
     batch_size: int = 64
     anchors: int = 24
+    optimizer: str = "adamw"
     rate: float = 1e-3
     gamma: float = 7.0
+    lambda_start: float = 1.0
     lambda_end: float = 0.3
     soft: float = 0.5
     chunk: int = 8192
     compile: bool = False
     save_every: float = 120.0
     log_every: int = 50
+    held_out: int = 64
+    held_out_every: int = 500
     workloads: tuple[str, ...] = ()
     limit: int = 128
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for field, known in (("kind", KINDS), ("start", ("random", "target"))):
+        for field, known in (("kind", KINDS), ("optimizer", OPTIMIZERS)):
             if getattr(self, field) not in known:
                 raise Refused(field, getattr(self, field), f"one of {', '.join(known)}")
         if self.kind != "mtp" and self.mask_id is None:
@@ -90,6 +98,8 @@ class TrainConfig:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise Refused(field, value, "at least 1")
+        if self.held_out < 0:
+            raise Refused("held_out", self.held_out, "0 or more")
 
     def to_yaml(self) -> str:
         """The file that reads back as this."""
@@ -101,7 +111,7 @@ class TrainConfig:
 
 _COUNTS = (
     *("slots", "max_new", "layers", "gru_size", "correction_size", "mtp_steps", "steps"),
-    *("batch_size", "anchors", "chunk", "log_every", "limit"),
+    *("batch_size", "anchors", "chunk", "log_every", "held_out_every", "limit"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Writing a trained drafter in the published format, and reading it back to train on."""
+"""Writing a trained drafter in the published format."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from knockon.drafters.config import DraftConfig, parse_draft_config
 from knockon.drafters.mtp_config import MTP_ARCHITECTURE
 from knockon.errors import Refused
 from knockon.models.config import ModelConfig
-from knockon.models.safetensors_source import SafetensorsFolder
-from knockon.models.strict import load_strictly
 from knockon.train.drafter_module import DraftModule
 from knockon.train.mtp_module import MTPModule
 
@@ -103,9 +100,14 @@ def _refuse_rope(target: ModelConfig) -> None:
         )
 
 
+def named_weights(module: DraftModule | MTPModule) -> dict[str, Tensor]:
+    """The module's own weights, or views of them, by their published names."""
+    return module.published() if isinstance(module, MTPModule) else _block_weights(module)
+
+
 def published_weights(module: DraftModule | MTPModule) -> dict[str, Tensor]:
     """Weights by their published names, BF16, on the CPU."""
-    found = module.published() if isinstance(module, MTPModule) else _block_weights(module)
+    found = named_weights(module)
     return {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in found.items()}
 
 
@@ -187,38 +189,6 @@ def export(
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "README.md").write_text(card)
-
-
-def load_module(
-    folder: Path, target: ModelConfig, dtype: torch.dtype = torch.float32
-) -> DraftModule:
-    """A trainable module from a published folder, every weight wanted exactly once.
-
-    Raises:
-        Refused: a drafter of another target, or weights that do not fit its configuration.
-    """
-    config: DraftConfig = parse_draft_config(json.loads((folder / "config.json").read_text()))
-    config.check_target(target)
-    module = DraftModule(config, dtype)
-    loaders = dict(module.backbone.loaders())
-    if config.domino is not None:
-
-        def into(parameter: torch.nn.Parameter, name: str) -> Any:
-            def load(full: Tensor) -> None:
-                if full.shape != parameter.shape:
-                    raise Refused(name, tuple(full.shape), str(tuple(parameter.shape)))
-                with torch.no_grad():
-                    parameter.copy_(full)
-
-            return load
-
-        loaders |= {
-            name: into(parameter, name)
-            for name, parameter in module.named_parameters()
-            if name.startswith(("prefix_gru.", "embed_proj."))
-        }
-    load_strictly(SafetensorsFolder(folder), loaders)
-    return module
 
 
 def _plain(value: Any) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,13 @@ from torch import Tensor
 from knockon.errors import Refused
 from knockon.train.cross_entropy import draft_cross_entropy
 from knockon.train.drafter_module import DraftModule
+from knockon.train.evaluate import HeldOut, accept_lengths
 from knockon.train.frozen_target import FrozenTarget
+from knockon.train.masters import MasterWeights
 from knockon.train.mtp_module import MTPModule
 from knockon.train.objective import (
+    Anchors,
+    Labels,
     block_labels,
     correction_lambda,
     learning_rate,
@@ -25,49 +28,18 @@ from knockon.train.objective import (
     sample_anchors,
     teacher_tokens,
 )
+from knockon.train.progress import ProgressLog
+from knockon.train.ranks import TrainRanks
 from knockon.train.sequences import BatchOrder, PackedSequences
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """How a drafter is trained.
-
-    Attributes:
-        steps, minutes: exactly one is set; the schedule (rate, lambda) runs over it, so a run
-            always ends annealed.
-        batch_size, anchors: sequences a step, blocks a sequence.
-        warmup: share of the run over which the rate rises.
-        gamma: row ``j`` weighs ``exp(-j / gamma)``.
-        lambda_end: where the base's own weight ends; see `objective.correction_lambda`.
-        soft: share of the target's own distribution in the labels.
-        chunk: rows whose logits live at once.
-    """
-
-    steps: int | None = None
-    minutes: float | None = None
-    batch_size: int = 64
-    anchors: int = 24
-    peak_rate: float = 1e-3
-    warmup: float = 0.02
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    gamma: float = 7.0
-    lambda_end: float = 0.3
-    soft: float = 0.5
-    chunk: int = 8192
-    log_every: int = 50
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if (self.steps is None) == (self.minutes is None):
-            raise Refused("steps, minutes", (self.steps, self.minutes), "exactly one of the two")
+from knockon.train.settings import TrainSettings
 
 
 class Trainer:
     """State of one run: weights, optimizer, how far it has come.
 
-    The optimizer works on FP32 master weights; the module computes with copies of them in its own
-    dtypes.
+    Args:
+        held_out: sequences that are replayed now and then; not among the data.
+        ranks: that share every batch.
     """
 
     def __init__(
@@ -76,6 +48,8 @@ class Trainer:
         module: DraftModule | MTPModule,
         data: PackedSequences,
         settings: TrainSettings,
+        held_out: HeldOut | None = None,
+        ranks: TrainRanks | None = None,
     ) -> None:
         longest = int(data.lengths.max())
         supervised = data.prompt_lengths.to(data.lengths.device) + 1 < data.lengths
@@ -84,21 +58,12 @@ class Trainer:
         if longest > limit:
             raise Refused("longest sequence", longest, f"at most {limit} tokens")
         self.target, self.module, self.settings = target, module, settings
+        self.held_out = held_out
+        self.ranks = TrainRanks(device=target.device) if ranks is None else ranks
+        self.ranks.share(settings.batch_size)
         self.order = BatchOrder(data.lengths, settings.batch_size, settings.seed)
         self.data = data.to(target.device)
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.masters = [p.detach().float().clone().requires_grad_(True) for p in self.parameters]
-        decayed = [m for m in self.masters if m.dim() > 1]
-        kept = [m for m in self.masters if m.dim() == 1]
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": settings.weight_decay},
-                {"params": kept, "weight_decay": 0.0},
-            ],
-            lr=settings.peak_rate,
-            betas=(0.9, 0.95),
-            fused=target.device.type == "cuda",
-        )
+        self.masters = MasterWeights(module, settings, self.ranks)
         self.step_number = 0
         self.elapsed = 0.0
 
@@ -127,57 +92,56 @@ class Trainer:
         """
         begun = time.monotonic() - self.elapsed
         saved = time.monotonic()
-        line: dict[str, float] = {}
+        progress = ProgressLog(log, self.elapsed, told=self.ranks.first)
+        settings = self.settings
         while self.progress < 1.0:
+            tokens = self.order.tokens(self.step_number)
             measures = self.step()
-            self.elapsed = time.monotonic() - begun
-            if self.step_number % self.settings.log_every == 0 or self.progress >= 1.0:
-                line = {
-                    "step": self.step_number,
-                    "seconds": round(self.elapsed, 1),
-                    "progress": round(self.progress, 4),
-                }
-                line |= {name: round(float(value), 4) for name, value in measures.items()}
-                if not line["loss"] == line["loss"]:
-                    raise Refused(
-                        "loss",
-                        line["loss"],
-                        "a number",
-                        f"Training diverged by step {self.step_number}",
-                    )
-                left = self.elapsed * (1 - self.progress) / self.progress
-                print(
-                    "train "
-                    + " ".join(f"{name} {value:g}" for name, value in line.items())
-                    + f", {max(0.0, left):.0f} s left",
-                    flush=True,
-                )
-                if log is not None:
-                    with log.open("a") as file:
-                        file.write(json.dumps(line) + "\n")
+            self.elapsed = self.ranks.agree(time.monotonic() - begun)
+            progress.count(tokens)
+            ended = self.progress >= 1.0
+            replayed = self.step_number % settings.held_out_every == 0 or ended
+            if self.step_number % settings.log_every == 0 or replayed:
+                found = self._measured(measures)
+                if replayed and self.held_out is not None and self.ranks.first:
+                    found["held_out_accept"] = self._held_out_accept(self.held_out)
+                progress.tell(self.step_number, self.elapsed, self.progress, found)
             if save is not None and time.monotonic() - saved > save_every:
                 self.checkpoint(save)
                 saved = time.monotonic()
         if save is not None:
             self.checkpoint(save)
-        return line
+        return progress.last
+
+    def _measured(self, measures: dict[str, Tensor | float]) -> dict[str, float]:
+        """Of all ranks together."""
+        partial = {name: x for name, x in measures.items() if isinstance(x, Tensor)}
+        sums = torch.stack(self.ranks.add(list(partial.values()))).tolist()
+        found = {name: float(x) for name, x in measures.items() if not isinstance(x, Tensor)}
+        found = dict(zip(partial, sums, strict=True)) | found
+        if found["loss"] != found["loss"]:
+            hint = f"Training diverged by step {self.step_number}"
+            raise Refused("loss", found["loss"], "a number", hint)
+        return found
+
+    def _held_out_accept(self, held_out: HeldOut) -> float:
+        """Accept length on sequences that are not trained on, chained as in serving."""
+        width = self.module.block_size
+        return accept_lengths(self.module, self.target, [held_out], (width,))["mean"][str(width)]
 
     def step(self) -> dict[str, Tensor | float]:
-        """One optimizer step; what it returns stays on the device."""
-        progress = self.progress
-        rate = learning_rate(progress, self.settings.warmup, self.settings.peak_rate)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        """One optimizer step; what it returns stays on the device: this rank's part of each sum."""
+        settings, progress = self.settings, self.progress
         numbers, width = self.order.batch(self.step_number)
         index = torch.from_numpy(numbers).to(self.target.device, non_blocking=True)
         tokens, supervised = self.data.batch(index, width)
         generator = torch.Generator(device=self.target.device)
-        generator.manual_seed(self.settings.seed * 1_000_000_007 + self.step_number)
-        loss, measures = self.loss(
-            tokens, supervised, correction_lambda(progress, self.settings.lambda_end), generator
-        )
+        generator.manual_seed(settings.seed * 1_000_000_007 + self.step_number)
+        lam = correction_lambda(progress, settings.lambda_end, start=settings.lambda_start)
+        loss, measures = self.loss(tokens, supervised, lam, generator)
         loss.backward()
-        self._update()
+        rate = learning_rate(progress, settings.warmup, settings.peak_rate)
+        self.masters.update(rate)
         self.step_number += 1
         return measures | {"rate": rate}
 
@@ -188,10 +152,13 @@ class Trainer:
         lam: float,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, dict[str, Tensor | float]]:
-        """The objective on one batch.
+        """The objective on one batch, or this rank's part of it: what the parts give is added up.
+
+        Every rank draws the anchors of the whole batch, so that they and the sum of weights that
+        all is divided by are one rank's.
 
         Args:
-            tokens, supervised: ``[b, T]``.
+            tokens, supervised: ``[b, T]``, of all ranks together.
             lam: the base's share, `objective.correction_lambda`.
 
         Returns:
@@ -201,15 +168,19 @@ class Trainer:
         settings, module, target = self.settings, self.module, self.target
         domino = module.domino
         with torch.no_grad():
-            hidden, features = target.forward(tokens, module.feature_layers)
             anchors = sample_anchors(supervised, settings.anchors, generator)
             shift = domino is not None and domino.shift_label
             prefix = domino.prefix_len if domino is not None else module.block_size
             labels = block_labels(
                 tokens, supervised, anchors, module.block_size, shift, settings.gamma, prefix
             )
+            total, blocks = labels.weight.sum().clamp(min=1e-6), anchors.valid.sum().clamp(min=1)
+            mine = self.ranks.share(len(tokens))
+            tokens, anchors = tokens[mine], Anchors(*(part[mine] for part in anchors))
+            labels = Labels(*(part[mine] for part in labels))
+            hidden, features = target.forward(tokens, module.feature_layers)
             rows = labels.token.shape[-1]
-            weight = (labels.weight / labels.weight.sum().clamp(min=1e-6)).flatten()
+            weight = (labels.weight / total).flatten()
             teacher = None
             if settings.soft > 0:
                 before = (
@@ -244,31 +215,22 @@ class Trainer:
             right = (found.final_choice.view(-1, rows) == labels.token.flatten(0, 1)) & (
                 labels.weight > 0
             ).flatten(0, 1)
-            blocks = anchors.valid.sum().clamp(min=1)
+            gained = anchors.valid.sum() + right.long().cumprod(-1).sum()
             measures: dict[str, Tensor | float] = {
                 "loss": found.loss.detach(),
                 "base": (weight * found.base).sum(),
                 "final": (weight * found.final).sum(),
                 "first": right[:, 0].sum() / blocks,
-                "forced_accept": 1 + right.long().cumprod(-1).sum() / blocks,
+                "forced_accept": gained / blocks,
                 "lambda": lam,
             }
         return found.loss, measures
 
-    def _update(self) -> None:
-        for master, parameter in zip(self.masters, self.parameters, strict=True):
-            master.grad = None if parameter.grad is None else parameter.grad.float()
-            parameter.grad = None
-        torch.nn.utils.clip_grad_norm_(self.masters, self.settings.clip)
-        self.optimizer.step()
-        with torch.no_grad():
-            torch._foreach_copy_(list[Tensor](self.parameters), self.masters)
-
     def checkpoint(self, path: Path) -> None:
-        """Writes all that `resume` needs, whole or not at all."""
-        state: dict[str, Any] = {
-            "masters": [m.detach() for m in self.masters],
-            "optimizer": self.optimizer.state_dict(),
+        """Writes all that `resume` needs, whole or not at all; the first rank does."""
+        if not self.ranks.first:
+            return
+        state: dict[str, Any] = self.masters.state() | {
             "step": self.step_number,
             "elapsed": self.elapsed,
             "settings": asdict(self.settings),
@@ -288,10 +250,7 @@ class Trainer:
         for name, value in state["settings"].items():
             if ours.get(name) != value:
                 raise Refused(f"settings.{name}", ours.get(name), f"the checkpoint's {value!r}")
-        if [m.shape for m in state["masters"]] != [m.shape for m in self.masters]:
+        if [m.shape for m in state["masters"]] != [m.shape for m in self.masters.tensors]:
             raise Refused("checkpoint", str(path), "a checkpoint of a drafter of the same sizes")
-        with torch.no_grad():
-            torch._foreach_copy_(self.masters, state["masters"])
-            torch._foreach_copy_(list[Tensor](self.parameters), self.masters)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.masters.load(state)
         self.step_number, self.elapsed = state["step"], state["elapsed"]

@@ -150,16 +150,19 @@ def visibility(
     return torch.cat((context, own), dim=-1)
 
 
-def correction_lambda(progress: float, lambda_end: float = 0.0, falls_over: float = 0.5) -> float:
-    """Weight of the base's own loss at this share of training: linear from 1 to `lambda_end`.
+def correction_lambda(
+    progress: float, lambda_end: float = 0.0, falls_over: float = 0.5, start: float = 1.0
+) -> float:
+    """Weight of the base's own loss at this share of training: linear from `start` to `lambda_end`.
 
     Args:
         progress: 0 at the start, 1 at the end.
         lambda_end: the published recipe ends at 0. Above 0 the backbone keeps being trained for its
             own argmax, which is what the uncorrected first proposal rests on.
         falls_over: share of training over which it falls.
+        start: 1 in the published recipe; less where the backbone has been trained before.
     """
-    return lambda_end + (1.0 - lambda_end) * max(0.0, 1.0 - progress / falls_over)
+    return lambda_end + (start - lambda_end) * max(0.0, 1.0 - progress / falls_over)
 
 
 def learning_rate(progress: float, warmup: float, peak: float) -> float:
