@@ -2,7 +2,7 @@
 
     python benchmarks/record_training.py --work DIR --out benchmarks/results/drafter_NAME
 
-``DIR`` is the work folder of ``benchmarks/train_smollm2.py``.
+``DIR`` is the work folder of ``knockon train``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import argparse
 import json
 from pathlib import Path
 from typing import Any
+
+from knockon.train.curve import plot_curve, read_curve
 
 
 def gather(work: Path, device: str) -> dict[str, Any]:
@@ -21,34 +23,8 @@ def gather(work: Path, device: str) -> dict[str, Any]:
         "generation": json.loads((work / "generate.json").read_text()),
         "training": json.loads((work / "train.json").read_text()),
         "accept_length_by_width": json.loads((work / "accept.json").read_text()),
-        "curve": [json.loads(line) for line in (work / "train.jsonl").read_text().splitlines()],
+        "curve": read_curve(work / "train.jsonl"),
     }
-
-
-def plot(facts: dict[str, Any], path: Path) -> None:
-    """Losses and the teacher-forced accept length against the step."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    curve = facts["curve"]
-    steps = [line["step"] for line in curve]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
-    left.plot(steps, [line["base"] for line in curve], label="base alone", color="#9aa5b1")
-    left.plot(steps, [line["final"] for line in curve], label="with the Domino head")
-    left.set(xlabel="step", ylabel="cross-entropy, weighted (half soft labels)", ylim=(0, None))
-    left.legend()
-    right.plot(steps, [line["forced_accept"] for line in curve], label="teacher-forced, block 16")
-    table = facts["accept_length_by_width"]
-    mean = sum(row["16"] for row in table.values() if isinstance(row, dict)) / len(table)
-    right.axhline(mean, color="#cf1124", linestyle="--", label=f"chained, held out: {mean:.2f}")
-    right.set(xlabel="step", ylabel="accept length", ylim=(1, None))
-    right.legend()
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
 
 
 def main() -> None:
@@ -59,7 +35,9 @@ def main() -> None:
     args = parser.parse_args()
     facts = gather(args.work, args.device)
     args.out.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
-    plot(facts, args.out.with_suffix(".png"))
+    table = facts["accept_length_by_width"]
+    mean = sum(row["16"] for name, row in table.items() if name != "mean") / (len(table) - 1)
+    plot_curve(facts["curve"], args.out.with_suffix(".png"), mean)
 
 
 if __name__ == "__main__":

@@ -1,53 +1,49 @@
-"""Trains a drafter for SmolLM2-135M-Instruct, with the settings of the one that Knockon ships.
+"""Every stage of making SmolLM2's drafter for some seconds at real sizes: where the time goes.
 
-    T="benchmarks/train_smollm2.py"; A="--target MODEL.gguf --work DIR --prompts prompts.jsonl"
-    PYTHONPATH=src python3 $T smoke $A --workloads workloads/*.jsonl --out DIR/out
-    PYTHONPATH=src python3 $T all   $A --workloads workloads/*.jsonl --out checkpoints/DRAFTER
+    PYTHONPATH=src python3 benchmarks/train_smollm2.py WORK --prompts prompts.jsonl \\
+        --workloads workloads/*.jsonl
 
-The stages are those of `knockon.train.run`, with this model's settings. ``smoke`` runs all of them
-for seconds each at real batch sizes and says where the time goes.
+The settings are those of ``benchmarks/drafters/smollm2_KIND.yaml``. Results go to WORK/smoke.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from knockon.train.bulk_generate import BulkGenerator, Finished
 from knockon.train.chat_format import read_prompts
+from knockon.train.config import KINDS, read_train_config
 from knockon.train.evaluate import accept_lengths, answer_workloads, format_table
-from knockon.train.run import Pipeline, main, parser
+from knockon.train.run import Pipeline
 from knockon.train.sequences import PackedSequences
 from knockon.train.synthesize import Recipe, RecipeSettings
-
-SETTINGS = [
-    *("--target-layers", "1", "8", "15", "22", "28"),
-    *("--mask-id", "0"),
-    *("--layers", "4"),
-    *("--block-size", "16"),
-    *("--gru-size", "256"),
-    *("--correction-size", "64"),
-    *("--gamma", "5"),
-    *("--name", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-]
 
 
 class Smoke:
     """Every stage at real sizes for a few seconds, with a timing breakdown.
 
     Args:
-        args: of `knockon.train.run`.
-        seconds: of each timed part.
+        args: of the command line.
     """
 
-    def __init__(self, args: argparse.Namespace, seconds: float) -> None:
-        self.pipeline = Pipeline(args)
-        self.args, self.seconds = args, seconds
+    def __init__(self, args: argparse.Namespace) -> None:
+        file = Path(__file__).parent / "drafters" / f"smollm2_{args.kind}.yaml"
+        config = dataclasses.replace(
+            read_train_config(file),
+            target=args.target,
+            work=str(args.work),
+            out=str(args.work / "drafter"),
+            steps=400,
+        )
+        self.pipeline = Pipeline(config)
+        self.args, self.seconds, self.max_new = args, args.seconds, config.max_new
         self.results: dict[str, Any] = {}
         self.begun = time.monotonic()
 
@@ -57,12 +53,12 @@ class Smoke:
         (self.pipeline.work / "smoke.json").write_text(json.dumps(self.results, indent=1))
 
     def synchronize(self) -> None:
-        if self.pipeline.device.type == "cuda":
+        if self.pipeline.ranks.device.type == "cuda":
             torch.cuda.synchronize()
 
     def peak(self) -> float:
         """GiB at most since the last call."""
-        if self.pipeline.device.type != "cuda":
+        if self.pipeline.ranks.device.type != "cuda":
             return 0.0
         peak = torch.cuda.max_memory_allocated() / 2**30
         torch.cuda.reset_peak_memory_stats()
@@ -71,15 +67,15 @@ class Smoke:
     def generation(self, slots: int) -> Recipe:
         """Tokens a second of the data recipe with so many slots, and one decode step alone."""
         pipeline, args = self.pipeline, self.args
-        settings = RecipeSettings(max_new=args.max_new, max_user=min(160, args.max_new))
+        settings = RecipeSettings(max_new=self.max_new, max_user=min(160, self.max_new))
         recipe = Recipe(pipeline.chat, read_prompts(args.prompts) if args.prompts else [], settings)
         generator = BulkGenerator(
-            pipeline.target, slots, settings.max_prompt, args.max_new, pipeline.chat.stop_ids
+            pipeline.target, slots, settings.max_prompt, self.max_new, pipeline.chat.stop_ids
         )
         with torch.inference_mode():
             generator._step()
             self.synchronize()
-            generator.lengths.fill_(200 if args.max_new > 32 else 8)
+            generator.lengths.fill_(200)
             generator.active.fill_(True)
             generator.limits.fill_(1 << 40)
             begun = time.monotonic()
@@ -140,14 +136,10 @@ class Smoke:
         self, data: PackedSequences, batch_size: int, anchors: int, compiled: bool, **changes: Any
     ) -> None:
         """Milliseconds a step, by part."""
-        saved, compare = vars(self.args).copy(), self.args.smoke_steps
-        for name, value in {
-            "batch_size": batch_size,
-            "anchors": anchors,
-            "steps": 400,
-            **changes,
-        }.items():
-            setattr(self.args, name, value)
+        saved, compare = self.pipeline.config, self.args.smoke_steps
+        self.pipeline.config = dataclasses.replace(
+            saved, batch_size=batch_size, anchors=anchors, **changes
+        )
         module = self.pipeline.build()
         trainer = self.pipeline.trainer(module, data)
         begun = time.monotonic()
@@ -185,7 +177,7 @@ class Smoke:
         )
         self.module = module
         self.trainer = trainer
-        vars(self.args).update(saved)
+        self.pipeline.config = saved
 
     @staticmethod
     def tokens_of(trainer: Any, number: int) -> int:
@@ -198,9 +190,9 @@ class Smoke:
         for _ in range(3):
             numbers, width = trainer.order.batch(trainer.step_number)
             tokens, supervised = trainer.data.batch(
-                torch.from_numpy(numbers).to(self.pipeline.device), width
+                torch.from_numpy(numbers).to(self.pipeline.ranks.device), width
             )
-            marks = []
+            marks: list[float] = []
 
             def mark(marks: list[float] = marks) -> None:
                 self.synchronize()
@@ -214,7 +206,7 @@ class Smoke:
             mark()
             loss.backward()
             mark()
-            trainer._update()
+            trainer.masters.update(0.0)
             mark()
             for name, a, b in zip(found, marks, marks[1:], strict=False):
                 found[name].append(1e3 * (b - a))
@@ -223,7 +215,7 @@ class Smoke:
 
     def profile(self) -> None:
         """The kernels that take most of a training step's device time."""
-        if self.pipeline.device.type != "cuda":
+        if self.pipeline.ranks.device.type != "cuda":
             return
         from torch.profiler import ProfilerActivity, profile
 
@@ -241,7 +233,7 @@ class Smoke:
         recipe = None
         for slots in args.smoke_slots:
             recipe = self.generation(slots)
-            if self.pipeline.device.type == "cuda":
+            if self.pipeline.ranks.device.type == "cuda":
                 torch.cuda.empty_cache()
         assert recipe is not None
         data = PackedSequences.pack(recipe.sequences)
@@ -257,14 +249,14 @@ class Smoke:
             self.training(data, batch_size, anchors, compiled=False)
         self.profile()
         batch_size, anchors = args.smoke_batches[0]
-        self.training(data, batch_size, anchors, compiled=False, start="random")
+        self.training(data, batch_size, anchors, compiled=False, optimizer="muon")
         begun = time.monotonic()
         held_out = answer_workloads(
             self.pipeline.target,
             self.pipeline.chat,
             args.workloads,
             args.limit,
-            min(128, args.max_new),
+            128,
         )
         answered = time.monotonic()
         table = accept_lengths(self.module, self.pipeline.target, held_out)
@@ -280,27 +272,33 @@ class Smoke:
         self.trainer.checkpoint(self.pipeline.checkpoint)
         self.pipeline.export()
         self.pipeline.checkpoint.unlink()
-        self.training(data, batch_size, anchors, compiled=True)
-        self.profile()
+        if args.compile:
+            self.training(data, batch_size, anchors, compiled=True)
+            self.profile()
 
 
-def smoke(arguments: list[str]) -> int:
-    found = parser()
-    found.add_argument("--seconds", type=float, default=8.0, help="of each timed part")
-    found.add_argument("--smoke-steps", type=int, default=100, help="losses are compared here")
-    found.add_argument("--smoke-slots", type=int, nargs="+", default=[512, 1024, 2048])
-    found.add_argument(
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("work", type=Path)
+    add("--target", default="smollm2-135m")
+    add("--kind", choices=KINDS, default="domino")
+    add("--prompts", type=Path, help="JSON lines to answer besides self-written prompts")
+    add("--workloads", type=Path, nargs="+", required=True, help="held-out JSON-lines files")
+    add("--limit", type=int, default=32, help="prompts of each workload")
+    add("--seconds", type=float, default=8.0, help="of each timed part")
+    add("--smoke-steps", type=int, default=100, help="losses are compared here")
+    add("--smoke-slots", type=int, nargs="+", default=[4096])
+    add(
         "--smoke-batches",
         nargs="+",
-        default=[(64, 24), (128, 16)],
+        default=[(64, 24)],
         type=lambda text: tuple(map(int, text.split("x"))),
         help="batch size x anchors",
     )
-    args = found.parse_args(["all", *SETTINGS, *arguments])
-    Smoke(args, args.seconds).run()
-    return 0
+    add("--compile", action="store_true", help="compare with a compiled backbone too")
+    Smoke(parser.parse_intermixed_args()).run()
 
 
 if __name__ == "__main__":
-    stage, *rest = sys.argv[1:] or ["--help"]
-    raise SystemExit(smoke(rest) if stage == "smoke" else main([stage, *SETTINGS, *rest]))
+    main()

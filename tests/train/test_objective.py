@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from knockon.errors import Refused
+from knockon.train import drafter_module
 from knockon.train.drafter_module import DraftModule
 from knockon.train.frozen_target import FrozenTarget
 from knockon.train.objective import (
@@ -132,3 +133,24 @@ def test_data_without_anything_to_learn_is_refused() -> None:
     with pytest.raises(Refused, match="supervised tokens"):
         refuse_unsupervised(torch.tensor([[False, True, False, True]]))
     refuse_unsupervised(torch.tensor([[False, True, True]]))
+
+
+@pytest.mark.parametrize("rows", [4, 8, 12])
+def test_blocks_are_the_same_in_whatever_groups_they_attend(
+    target: FrozenTarget, module: DraftModule, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(3, 96, (2, 24))
+    _, features = target.forward(tokens, module.config.target_layer_ids)
+    position = torch.tensor([[9, 17, 5, 20, 11], [3, 4, 22, 8, 10]])
+    anchors = Anchors(position, torch.ones_like(position, dtype=torch.bool))
+
+    def run() -> tuple[torch.Tensor, ...]:
+        found = module.block_hidden(target, tokens, features, anchors)
+        weights = list(module.backbone.parameters())
+        return found, *torch.autograd.grad((found**2).sum(), weights)
+
+    whole = run()
+    monkeypatch.setattr(drafter_module, "_ROWS_TOGETHER", rows)
+    for ours, theirs in zip(run(), whole, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +26,7 @@ from knockon.errors import Refused
 from knockon.train.command import carry_out
 from knockon.train.config import TrainConfig, read_train_config, spread_layers
 from knockon.train.export import export
-from knockon.train.loop import Trainer
-from knockon.train.make_data import gather
+from knockon.train.make_data import SEQUENCES, gather
 from knockon.train.overlap import HeldOutPrompts
 from knockon.train.run import Pipeline
 from knockon.train.sequences import PackedSequences
@@ -103,38 +107,86 @@ def curve(config: TrainConfig) -> list[dict[str, float]]:
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
 
 
-def test_a_killed_run_goes_on_to_the_same_curve(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = settings(model, tmp_path, steps=20, log_every=2, save_every=0.0)
-    carry_out(whole, "generate")
-    carry_out(whole, "train")
-    broken = dataclasses.replace(whole, work=str(tmp_path / "broken"))
-    Path(broken.work).mkdir()
-    made = Path(whole.work) / "sequences.safetensors"
-    shutil.copy(made, broken.work)
-    step, save = Trainer.step, Trainer.checkpoint
+def run_command(*arguments: str, ranks: int = 1) -> subprocess.Popen[str]:
+    """``knockon train`` in processes of its own."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
+    path = os.pathsep.join(sys.path)
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, *(launcher if ranks > 1 else ()), "-m", "knockon", "train", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
-    def dies(self: Trainer) -> Any:
-        if self.step_number == 13:
-            raise KeyboardInterrupt
-        return step(self)
 
-    def rarely(self: Trainer, path: Path) -> None:
-        if self.step_number in (9, 20):
-            save(self, path)
+def write_config(config: TrainConfig, file: Path) -> str:
+    file.write_text(config.to_yaml())
+    return str(file)
 
-    monkeypatch.setattr(Trainer, "step", dies)
-    monkeypatch.setattr(Trainer, "checkpoint", rarely)
-    with pytest.raises(KeyboardInterrupt):
-        carry_out(broken, "train")
-    assert len(curve(broken)) == 6
-    with (Path(broken.work) / "train.jsonl").open("a") as log:
-        log.write('{"step": 1')  # cut short
-    monkeypatch.setattr(Trainer, "step", step)
+
+def with_data_of(other: TrainConfig, work: Path, **changes: Any) -> TrainConfig:
+    work.mkdir()
+    shutil.copy(Path(other.work) / SEQUENCES, work)
+    return dataclasses.replace(other, work=str(work), **changes)
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """A run of 20 steps that nothing broke, and its data."""
+    folder = tmp_path_factory.mktemp("whole")
+    found = settings(
+        model, folder, steps=20, log_every=2, layers=1, block_size=4, anchors=6, held_out_every=10
+    )
+    carry_out(found, "generate")
+    carry_out(found, "train")
+    return found
+
+
+def test_a_killed_run_goes_on_to_the_same_curve(whole: TrainConfig, tmp_path: Path) -> None:
+    broken = with_data_of(whole, tmp_path / "broken", save_every=0.0)
+    log = Path(broken.work) / "train.jsonl"
+    file = write_config(broken, tmp_path / "broken.yaml")
+    with run_command("--config", file, "--stage", "train") as process:
+        until = time.monotonic() + 120
+        while not log.exists() or len(log.read_text().splitlines()) < 3:
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    reached = torch.load(Path(broken.work) / "checkpoint.pt", weights_only=True)["step"]
+    assert 0 < reached < 20
+    with log.open("a") as lines:
+        lines.write('{"step": 1')  # cut short
     carry_out(broken, "train")
     assert curve(broken) == curve(whole)
     assert len(curve(whole)) == 10
+    assert [line["step"] for line in curve(whole) if "held_out_accept" in line] == [10, 20]
+
+
+def test_two_ranks_take_the_steps_of_one(whole: TrainConfig, tmp_path: Path) -> None:
+    """Data by both ranks, each with its share; then the same batches, the same curve."""
+    shared = dataclasses.replace(whole, work=str(tmp_path / "made"))
+    file = write_config(shared, tmp_path / "made.yaml")
+    with run_command("--config", file, "--stage", "generate", ranks=2) as process:
+        output = process.communicate(timeout=240)[0]
+        assert process.returncode == 0, output
+    made = PackedSequences.load(Path(shared.work) / SEQUENCES)
+    assert made.prompts() == PackedSequences.load(Path(whole.work) / SEQUENCES).prompts()
+    assert [path.name for path in Path(shared.work).glob("sequences*")] == [SEQUENCES]
+
+    config = with_data_of(whole, tmp_path / "trained")
+    file = write_config(config, tmp_path / "trained.yaml")
+    with run_command("--config", file, "--stage", "train", ranks=2) as process:
+        output = process.communicate(timeout=240)[0]
+        assert process.returncode == 0, output
+    one, two = curve(whole), curve(config)
+    assert [line["step"] for line in one] == [line["step"] for line in two]
+    for ours, theirs in zip(two, one, strict=True):
+        for name in ("loss", "base", "final", "rate"):
+            assert ours[name] == pytest.approx(theirs[name], rel=2e-3), name
+    assert json.loads((Path(config.work) / "train.json").read_text())["ranks"] == 2
 
 
 def test_killed_synthesis_goes_on_with_what_is_missing(
@@ -153,7 +205,7 @@ def test_killed_synthesis_goes_on_with_what_is_missing(
     monkeypatch.setattr(Recipe, "finished", dies)
     with pytest.raises(KeyboardInterrupt):
         carry_out(config, "generate")
-    file = Path(config.work) / "sequences.safetensors"
+    file = Path(config.work) / SEQUENCES
     first = gather(Path(config.work))
     assert first is not None
     assert 0 < len(first.prompts()) < 48

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 from knockon.errors import Refused
@@ -34,4 +36,12 @@ def carry_out(config: TrainConfig, stage: str) -> None:
             (pipeline.work / "train.yaml").write_text(text)
         getattr(pipeline, stage)()
         if ranks.first and config.out is not None and stage in ("export", "all"):
-            (Path(config.out) / "train.yaml").write_text(text)
+            (Path(config.out) / "train.yaml").write_text(_by_steps(config).to_yaml())
+
+
+def _by_steps(config: TrainConfig) -> TrainConfig:
+    """The settings that make the same drafter on a machine of another speed."""
+    facts = Path(config.work) / "train.json"
+    if config.steps is not None or not facts.exists():
+        return config
+    return replace(config, steps=json.loads(facts.read_text())["training steps"])

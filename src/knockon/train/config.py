@@ -28,8 +28,9 @@ class TrainConfig:
         name, license: the target's, for the model card.
         prompts: JSON lines of ``{"turns": [...]}`` to answer.
         self_written: whether the target also writes prompts, through its own chat template.
-        generate_minutes, slots, max_new: time for making data, sequences made at once, cap on an
-            answer.
+        sampled_temperatures: of further answers to each prompt of the file, one each.
+        generate_minutes, slots, max_new: time for making data, sequences made at once (on a rank),
+            cap on an answer.
         layers, block_size: of a block drafter. gru_size, correction_size: of a Domino head.
         target_layers: target layers that a block drafter reads; by default five, spread evenly.
         mask_id: token that stands for a masked position of a block.
@@ -55,6 +56,7 @@ class TrainConfig:
     license: str = "apache-2.0"
     prompts: str | None = None
     self_written: bool = True
+    sampled_temperatures: tuple[float, ...] = (0.7, 1.0)
     generate_minutes: float = 8.0
     slots: int = 2048
     max_new: int = 192
@@ -153,9 +155,10 @@ def _typed(path: Path, name: str, kind: str, value: Any) -> Any:
     if kind == "int" and whole:
         return value
     if kind.startswith("tuple") and isinstance(value, list):
-        wanted = int if "int" in kind else str
-        if all(type(each) is wanted for each in value):
-            return tuple(value)
+        wanted: tuple[type, ...] = (int,) if "int" in kind else (str,)
+        wanted = (int, float) if "float" in kind else wanted
+        if all(type(each) in wanted for each in value):
+            return tuple(map(float, value)) if "float" in kind else tuple(value)
     # YAML 1.1 reads 1e-3 as text; nothing else but a number can be meant.
     if kind == "float" and isinstance(value, str):
         try:

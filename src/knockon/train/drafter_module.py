@@ -17,6 +17,9 @@ from knockon.parallel import SingleRank
 from knockon.train.frozen_target import FrozenTarget
 from knockon.train.objective import Anchors, proposal_rows, visibility
 
+# Rows of blocks that attend together; a whole tile of the attention kernels.
+_ROWS_TOGETHER = 128
+
 
 class DraftModule(nn.Module):
     """Backbone and, unless `config.domino` is None, the Domino head.
@@ -147,22 +150,32 @@ class DraftModule(nn.Module):
         """
         config = self.config
         batch, length = tokens.shape
-        blocks, rows = anchors.position.shape[1], config.block_size
+        wanted, rows = anchors.position.shape[1], config.block_size
+        together = min(wanted, max(1, _ROWS_TOGETHER // rows))
+        blocks = -(-wanted // together) * together
+        # Blocks that fill up the last group stand at 0, see no context and are dropped below.
+        anchors = Anchors(*(F.pad(part, (0, blocks - wanted)) for part in anchors))
         first = tokens.gather(1, anchors.position)[..., None]
         masks = first.new_full((batch, blocks, rows - 1), config.mask_token_id)
         x = F.embedding(torch.cat((first, masks), -1).flatten(1), target.embedding)
         positions = (
             anchors.position[..., None] + torch.arange(rows, device=tokens.device)
         ).flatten(1)
-        seen = visibility(anchors, length, rows)
+        grouped = Anchors(*(part.reshape(-1, together) for part in anchors))
+        seen = visibility(grouped, length, rows)
         bias = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(
             ~seen, float("-inf")
         )
+        sharing = config.backbone.num_heads // config.backbone.num_kv_heads
         context = torch.arange(length, device=tokens.device)[None]
         z = self.run_backbone(
-            x, features, bias[:, None], *self._angles(context), *self._angles(positions)
+            x,
+            features,
+            bias.repeat(1, sharing, 1)[:, None],
+            *self._angles(context),
+            *self._angles(positions),
         )
-        return z.view(batch, blocks, rows, -1)
+        return z.view(batch, blocks, rows, -1)[:, :wanted]
 
     def _run_backbone(
         self,
@@ -174,25 +187,38 @@ class DraftModule(nn.Module):
         cos: Tensor,
         sin: Tensor,
     ) -> Tensor:
-        """``x [b, N*L, H]`` with ``bias [b, 1, N*L, T + N*L]`` to ``[b, N*L, H]``."""
-        context_keys, context_values = self.backbone.context_kv(features, context_cos, context_sin)
-        group = self.config.backbone.num_heads // self.config.backbone.num_kv_heads
+        """Rows ``x [b, N*L, H]`` to ``[b, N*L, H]``.
 
-        def spread(context: Tensor, block: Tensor) -> Tensor:
-            both = torch.cat((context, block), 1).transpose(1, 2)[:, :, None]
-            return both.expand(-1, -1, group, -1, -1).flatten(1, 2)
+        Blocks attend in groups: none sees another's rows, so scores between all of them would be
+        thrown away for the most part. Query heads that share keys are taken as more rows.
+
+        Args:
+            bias: ``[b * groups, 1, sharing * rows, T + rows]`` of a group's ``rows``.
+        """
+        context_keys, context_values = self.backbone.context_kv(features, context_cos, context_sin)
+        batch, length, _, kv_heads, dim = context_keys.shape
+        rows = bias.shape[-1] - length
+        groups = x.shape[1] // rows
+
+        def joined(context: Tensor, block: Tensor) -> Tensor:
+            both = context[:, None].expand(-1, groups, -1, -1, -1), block.unflatten(1, (-1, rows))
+            return torch.cat(both, 2).flatten(0, 1).transpose(1, 2)
 
         def rotate(heads: Tensor) -> Tensor:
             return apply_rotary(heads, cos, sin)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             q, k, v = self.draft_layers[layer].turned_heads(qkv, rotate)
-            keys, values = (
-                spread(context_keys[:, :, layer], k),
-                spread(context_values[:, :, layer], v),
+            # [b * groups, kv_heads, sharing * rows, D]
+            q = q.reshape(batch * groups, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
+            out = F.scaled_dot_product_attention(
+                q.flatten(2, 3),
+                joined(context_keys[:, :, layer], k),
+                joined(context_values[:, :, layer], v),
+                attn_mask=bias,
             )
-            out = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, attn_mask=bias)
-            return out.transpose(1, 2).flatten(2)
+            out = out.unflatten(2, (-1, rows)).permute(0, 3, 1, 2, 4)
+            return out.reshape(batch, groups * rows, -1)
 
         return self.backbone(x, attend)
 

@@ -252,6 +252,9 @@ given. None of the prompts measured below was used.
 
 {rows}
 
+`train.yaml` beside this file holds all settings; `knockon train --config train.yaml` makes such a
+drafter again.
+
 ## Accept length
 
 Greedy, held-out prompts, by replaying the target's own answers; columns are verify widths, `first`

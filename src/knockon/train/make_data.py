@@ -101,7 +101,12 @@ def _prepare(
     """What is asked, and who answers."""
     # Another seed for every part and every rank: they would write the same prompts again.
     seed = config.seed + (0 if earlier is None else len(earlier)) + 7919 * ranks.tensors.rank
-    settings = RecipeSettings(max_new=config.max_new, seed=seed, self_written=config.self_written)
+    settings = RecipeSettings(
+        max_new=config.max_new,
+        sampled_temperatures=config.sampled_temperatures,
+        self_written=config.self_written,
+        seed=seed,
+    )
     held_out = [text for path in config.workloads for text in read_prompts(Path(path))]
     prompts = read_prompts(Path(config.prompts)) if config.prompts else []
     prompts = list(dict.fromkeys(prompts))[ranks.tensors.rank :: ranks.size]

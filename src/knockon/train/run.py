@@ -201,7 +201,7 @@ class Pipeline:
             raise Refused("workloads", None, "at least one file of held-out prompts")
         begun = time.monotonic()
         workloads = [Path(path) for path in self.config.workloads]
-        held_out = answer_workloads(self.target, self.chat, workloads, self.config.limit)
+        held_out = answer_workloads(self.target, self.chat, workloads, self.config.limit, 256)
         answered = time.monotonic()
         module = self.trained()
         widths = tuple(w for w in (16, 8, 4) if w <= module.block_size) or (module.block_size,)

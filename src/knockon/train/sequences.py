@@ -174,7 +174,7 @@ class BatchOrder:
     """
 
     def __init__(
-        self, lengths: Tensor, batch_size: int, seed: int, stretch: int = 64, multiple: int = 64
+        self, lengths: Tensor, batch_size: int, seed: int, stretch: int = 64, multiple: int = 32
     ) -> None:
         if len(lengths) < batch_size:
             raise Refused("sequences", len(lengths), f"at least one batch of {batch_size}")
