@@ -75,6 +75,33 @@ def test_data_without_answers_is_refused(target: FrozenTarget, draft_dict: dict)
         Trainer(target, fresh(draft_dict), empty, SETTINGS)
 
 
+def test_muon_moves_the_layers_and_resumes_exactly(
+    target: FrozenTarget, draft_dict: dict, data: PackedSequences, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, optimizer="muon")
+    whole = Trainer(target, fresh(draft_dict), data, settings)
+    losses = [float(whole.step()["loss"]) for _ in range(6)]
+    assert losses[-1] < losses[0]
+    first = Trainer(target, fresh(draft_dict), data, settings)
+    for _ in range(3):
+        first.step()
+    first.checkpoint(tmp_path / "state.pt")
+    second = Trainer(target, fresh(draft_dict), data, settings)
+    second.resume(tmp_path / "state.pt")
+    second.run()
+    adam = Trainer(target, fresh(draft_dict), data, SETTINGS)
+    adam.run()
+    named = zip(
+        dict(second.module.named_parameters()),
+        *(trainer.masters.tensors for trainer in (second, whole, adam)),
+        strict=True,
+    )
+    for name, ours, theirs, others in named:
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        if name.endswith("qkv.weight"):
+            assert not torch.allclose(ours, others, atol=1e-4)
+
+
 @pytest.mark.parametrize("domino", [True, False])
 def test_overfitting_raises_the_accept_length(
     target: FrozenTarget, draft_dict: dict, domino: bool
