@@ -260,7 +260,8 @@ def setting(text: str) -> tuple[str, Any]:
     return name, float(found) if fields[field] == "float" else found
 
 
-def main() -> None:
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -281,8 +282,8 @@ def main() -> None:
     add("--set", type=setting, action="append", default=[], metavar="[KIND.]KEY=VALUE")
     add("--limit", type=float, help="seconds after which this command would be ended")
     add("--piece", type=int, default=15_000_000, help="bytes of a piece of `pack`")
-    Plan(parser.parse_intermixed_args()).carry_out()
+    return parser.parse_intermixed_args(arguments)
 
 
 if __name__ == "__main__":
-    main()
+    Plan(parse(sys.argv[1:])).carry_out()

@@ -25,12 +25,14 @@ from knockon.cli.app import app
 from knockon.errors import Refused
 from knockon.train.command import carry_out
 from knockon.train.config import TrainConfig, read_train_config, spread_layers
+from knockon.train.evaluate import HeldOut, accept_lengths
 from knockon.train.export import export
 from knockon.train.make_data import SEQUENCES, gather
 from knockon.train.overlap import HeldOutPrompts
 from knockon.train.run import Pipeline
 from knockon.train.sequences import PackedSequences
 from knockon.train.synthesize import Recipe
+from knockon.train.warm_start import start_from
 
 CONFIGS = Path(__file__).parents[2] / "benchmarks" / "drafters"
 WORDS = (
@@ -99,6 +101,13 @@ def test_a_trained_drafter_beats_an_untrained_one_when_served(
         assert tokens(outputs) == tokens(target_only(model, chats))
     trained, untrained = (mean_accept_length(outputs) for outputs in served.values())
     assert trained > untrained + 1.0, (trained, untrained)
+
+    # What evaluation counts by replay is what serving accepted.
+    module = pipeline.build()
+    start_from(module, tmp_path / "out", pipeline.target.config)
+    answers = [(chat, o.token_ids) for chat, o in zip(chats, served["out"], strict=True)]
+    replayed = accept_lengths(module, pipeline.target, [HeldOut("served", answers)], (6,))
+    assert replayed["mean"]["6"] == pytest.approx(trained, rel=1e-6)
 
 
 def curve(config: TrainConfig) -> list[dict[str, float]]:

@@ -68,15 +68,14 @@ def test_a_block_drafter_and_an_mtp_head_go_on_from_their_own_kind(
 def test_dflash_takes_a_domino_drafters_backbone_and_domino_keeps_its_own_head(
     target: FrozenTarget, tmp_path: Path
 ) -> None:
-    domino, config = block_drafter(target, 0)
+    domino, config = block_drafter(target, 0, shift_label=False)
     folder = published(domino, config, tmp_path / "domino")
     plain, plain_config = block_drafter(target, 1, domino=False)
     start_from(plain, folder, target.config)
     assert same(plain, domino, *named_weights(plain))
 
     folder = published(plain, plain_config, tmp_path / "dflash")
-    other = block_drafter(target, 2)[0]
-    fresh = block_drafter(target, 2)[0]
+    other, fresh = (block_drafter(target, 2, shift_label=False)[0] for _ in range(2))
     start_from(other, folder, target.config)
     assert same(other, plain, *named_weights(plain))
     assert same(other, fresh, "prefix_gru.weight_ih_l0", "embed_proj.2.weight")
@@ -98,3 +97,13 @@ def test_a_drafter_of_another_size_is_refused_by_field(
     folder = published(*block_drafter(target, 0), tmp_path / "domino")
     with pytest.raises(Refused, match=named):
         start_from(block_drafter(target, 1, **changes)[0], folder, target.config)
+
+
+def test_a_backbone_of_shifted_rows_is_not_passed_to_dflash_or_back(
+    target: FrozenTarget, tmp_path: Path
+) -> None:
+    shifted, plain = block_drafter(target, 0), block_drafter(target, 1, domino=False)
+    for number, (one, other) in enumerate([(shifted, plain), (plain, shifted)]):
+        folder = published(*one, tmp_path / str(number))
+        with pytest.raises(Refused, match="shift_label"):
+            start_from(other[0], folder, target.config)

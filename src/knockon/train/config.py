@@ -26,7 +26,8 @@ class TrainConfig:
         out: folder for the exported drafter.
         kind: ``domino``, ``dflash`` or ``mtp``.
         name, license: the target's, for the model card.
-        prompts: JSON lines of ``{"turns": [...]}`` to answer.
+        prompts: JSON lines of ``{"turns": [...]}`` to answer, or ``hub:org/dataset``; see
+            :func:`~knockon.train.prompt_source.load_prompts`.
         self_written: whether the target also writes prompts, through its own chat template.
         sampled_temperatures: of further answers to each prompt of the file, one each.
         generate_minutes, slots, max_new: time for making data, sequences made at once (on a rank),

@@ -63,9 +63,6 @@ def draft_cross_entropy(
             the rest is the label.
         chunk: rows whose logits live at once.
     """
-    if correction is None or out_weight is None:
-        correction = z.new_zeros(z.shape[0], 1)
-        out_weight = head.new_zeros(head.shape[0], 1)
     values = _DraftCrossEntropy.apply(
         z,
         correction,
@@ -86,9 +83,9 @@ class _DraftCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any,
         z: Tensor,
-        correction: Tensor,
+        correction: Tensor | None,
         head: Tensor,
-        out_weight: Tensor,
+        out_weight: Tensor | None,
         labels: Tensor,
         base_weight: Tensor,
         final_weight: Tensor,
@@ -98,10 +95,11 @@ class _DraftCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         rows = z.shape[0]
         dtype = head.dtype
-        z_low, correction_low, out_low = z.to(dtype), correction.to(dtype), out_weight.to(dtype)
+        z_low = z.to(dtype)
         grad_z = torch.empty_like(z_low)
-        grad_correction = torch.empty_like(correction_low)
-        grad_out = torch.zeros_like(out_weight, dtype=torch.float32)
+        corrected = None
+        if correction is not None and out_weight is not None:
+            corrected = _Correction(correction, out_weight, dtype)
         base_loss = torch.empty(rows, device=z.device, dtype=torch.float32)
         final_loss = torch.empty_like(base_loss)
         base_choice = torch.empty_like(labels)
@@ -110,7 +108,7 @@ class _DraftCrossEntropy(torch.autograd.Function):
         for start in range(0, rows, chunk):
             part = slice(start, start + chunk)
             base = z_low[part] @ head.T
-            shift = correction_low[part] @ out_low.T
+            shift = None if corrected is None else corrected.logits(part)
             target = None if teacher is None else teacher[part].to(dtype) @ head.T
             run(
                 base,
@@ -126,35 +124,42 @@ class _DraftCrossEntropy(torch.autograd.Function):
                 final_choice[part],
             )
             torch.mm(base, head, out=grad_z[part])
-            torch.mm(shift, out_low, out=grad_correction[part])
-            grad_out += shift.T @ correction_low[part]
+            if corrected is not None and shift is not None:
+                corrected.learn(part, shift)
         loss = (base_weight * base_loss + final_weight * final_loss).sum()
-        ctx.save_for_backward(grad_z, grad_correction, grad_out)
-        ctx.dtypes = (z.dtype, correction.dtype, out_weight.dtype)
+        found = () if corrected is None else (corrected.grad, corrected.grad_out)
+        ctx.save_for_backward(grad_z, *found)
+        ctx.dtypes = [None if x is None else x.dtype for x in (z, correction, out_weight)]
         ctx.mark_non_differentiable(base_loss, final_loss, base_choice, final_choice)
         return loss, base_loss, final_loss, base_choice, final_choice
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        grad_z, grad_correction, grad_out = ctx.saved_tensors
-        z, correction, out = ctx.dtypes
-        return (
-            (grad_z * grad).to(z),
-            (grad_correction * grad).to(correction),
-            None,
-            (grad_out * grad).to(out),
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        saved = ctx.saved_tensors
+        scaled = [(part * grad).to(dtype) for part, dtype in zip(saved, ctx.dtypes, strict=False)]
+        to_z, to_correction, to_out = scaled if len(scaled) == 3 else (*scaled, None, None)
+        return (to_z, to_correction, None, to_out, *(None,) * 6)
+
+
+class _Correction:
+    """The correction's last product and its gradients, a chunk of rows at a time."""
+
+    def __init__(self, entered: Tensor, out_weight: Tensor, dtype: torch.dtype) -> None:
+        self.entered, self.out_weight = entered.to(dtype), out_weight.to(dtype)
+        self.grad = torch.empty_like(self.entered)
+        self.grad_out = torch.zeros_like(out_weight, dtype=torch.float32)
+
+    def logits(self, part: slice) -> Tensor:
+        return self.entered[part] @ self.out_weight.T
+
+    def learn(self, part: slice, grad: Tensor) -> None:
+        torch.mm(grad, self.out_weight, out=self.grad[part])
+        self.grad_out += grad.T @ self.entered[part]
 
 
 def chunk_cross_entropy_twin(
     base: Tensor,
-    shift: Tensor,
+    shift: Tensor | None,
     teacher: Tensor | None,
     labels: Tensor,
     base_weight: Tensor,
@@ -168,13 +173,14 @@ def chunk_cross_entropy_twin(
     """Losses and argmaxes of one chunk; its logits are overwritten with the loss's gradients.
 
     Args:
-        base, shift: ``[C, V]`` logits of the head and of the correction. In place of them come the
-            gradients to the base (both terms together) and to the correction.
+        base, shift: ``[C, V]`` logits of the head and of the correction, None where nothing is
+            corrected. In place of them come the gradients to the base (both terms together) and to
+            the correction.
         teacher: ``[C, V]`` logits of the target, or None.
         base_loss, final_loss, base_choice, final_choice: ``[C]``, written.
     """
     low = base.float()
-    sums = low + shift.float()
+    sums = low if shift is None else low + shift.float()
     wanted = torch.zeros_like(low).scatter_(1, labels[:, None], 1.0)
     if teacher is not None:
         wanted = (1 - soft) * wanted + soft * teacher.float().softmax(-1)
@@ -185,4 +191,5 @@ def chunk_cross_entropy_twin(
     final_choice.copy_(sums.argmax(-1))
     final_grad = final_weight[:, None] * (log_final.exp() - wanted)
     base.copy_(final_grad + base_weight[:, None] * (log_base.exp() - wanted))
-    shift.copy_(final_grad)
+    if shift is not None:
+        shift.copy_(final_grad)

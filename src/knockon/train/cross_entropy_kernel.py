@@ -25,6 +25,7 @@ def _chunk_cross_entropy(
     final_choice,
     vocab,
     SOFT: tl.constexpr,
+    CORRECTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -43,15 +44,16 @@ def _chunk_cross_entropy(
         at = start + lane
         inside = at < vocab
         b = tl.load(base + start_of_row + at, mask=inside, other=-1e30).to(tl.float32)
-        f = b + tl.load(shift + start_of_row + at, mask=inside, other=0.0).to(tl.float32)
         index_base = tl.where(b > best_base, at, index_base)
-        index_final = tl.where(f > best_final, at, index_final)
         top = tl.maximum(best_base, b)
         sum_base = sum_base * tl.exp(best_base - top) + tl.exp(b - top)
         best_base = top
-        top = tl.maximum(best_final, f)
-        sum_final = sum_final * tl.exp(best_final - top) + tl.exp(f - top)
-        best_final = top
+        if CORRECTED:
+            f = b + tl.load(shift + start_of_row + at, mask=inside, other=0.0).to(tl.float32)
+            index_final = tl.where(f > best_final, at, index_final)
+            top = tl.maximum(best_final, f)
+            sum_final = sum_final * tl.exp(best_final - top) + tl.exp(f - top)
+            best_final = top
         if SOFT:
             t = tl.load(teacher + start_of_row + at, mask=inside, other=-1e30).to(tl.float32)
             top = tl.maximum(best_teacher, t)
@@ -59,18 +61,20 @@ def _chunk_cross_entropy(
             best_teacher = top
     top_base = tl.max(best_base, 0)
     lse_base = top_base + tl.log(tl.sum(sum_base * tl.exp(best_base - top_base), 0))
-    top_final = tl.max(best_final, 0)
-    lse_final = top_final + tl.log(tl.sum(sum_final * tl.exp(best_final - top_final), 0))
+    chosen = tl.min(tl.where(best_base == top_base, index_base, vocab), 0)
+    tl.store(base_choice + row, chosen.to(tl.int64))
+    lse_final = lse_base
+    if CORRECTED:
+        top_final = tl.max(best_final, 0)
+        lse_final = top_final + tl.log(tl.sum(sum_final * tl.exp(best_final - top_final), 0))
+        chosen = tl.min(tl.where(best_final == top_final, index_final, vocab), 0)
+    tl.store(final_choice + row, chosen.to(tl.int64))
     lse_teacher = 0.0
     if SOFT:
         top_teacher = tl.max(best_teacher, 0)
         lse_teacher = top_teacher + tl.log(
             tl.sum(sum_teacher * tl.exp(best_teacher - top_teacher), 0)
         )
-    chosen = tl.min(tl.where(best_base == top_base, index_base, vocab), 0)
-    tl.store(base_choice + row, chosen.to(tl.int64))
-    chosen = tl.min(tl.where(best_final == top_final, index_final, vocab), 0)
-    tl.store(final_choice + row, chosen.to(tl.int64))
 
     label = tl.load(labels + row)
     weight_base = tl.load(base_weight + row)
@@ -81,26 +85,33 @@ def _chunk_cross_entropy(
         at = start + lane
         inside = at < vocab
         b = tl.load(base + start_of_row + at, mask=inside, other=-1e30).to(tl.float32)
-        f = b + tl.load(shift + start_of_row + at, mask=inside, other=0.0).to(tl.float32)
         wanted = tl.where(at == label, 1.0, 0.0)
         if SOFT:
             t = tl.load(teacher + start_of_row + at, mask=inside, other=-1e30).to(tl.float32)
             wanted = (1.0 - soft) * wanted + soft * tl.exp(t - lse_teacher)
         log_base = b - lse_base
-        log_final = f - lse_final
         loss_base -= tl.where(wanted > 0, wanted * log_base, 0.0)
-        loss_final -= tl.where(wanted > 0, wanted * log_final, 0.0)
-        grad_final = weight_final * (tl.exp(log_final) - wanted)
-        grad_base = weight_base * (tl.exp(log_base) - wanted) + grad_final
+        grad_base = weight_base * (tl.exp(log_base) - wanted)
+        if CORRECTED:
+            f = b + tl.load(shift + start_of_row + at, mask=inside, other=0.0).to(tl.float32)
+            log_final = f - lse_final
+            loss_final -= tl.where(wanted > 0, wanted * log_final, 0.0)
+            grad_final = weight_final * (tl.exp(log_final) - wanted)
+            grad_base += grad_final
+            tl.store(shift + start_of_row + at, grad_final.to(shift.dtype.element_ty), mask=inside)
+        else:
+            grad_base += weight_final * (tl.exp(log_base) - wanted)
         tl.store(base + start_of_row + at, grad_base.to(base.dtype.element_ty), mask=inside)
-        tl.store(shift + start_of_row + at, grad_final.to(shift.dtype.element_ty), mask=inside)
     tl.store(base_loss + row, tl.sum(loss_base, 0))
-    tl.store(final_loss + row, tl.sum(loss_final, 0))
+    if CORRECTED:
+        tl.store(final_loss + row, tl.sum(loss_final, 0))
+    else:
+        tl.store(final_loss + row, tl.sum(loss_base, 0))
 
 
 def chunk_cross_entropy(
     base: Tensor,
-    shift: Tensor,
+    shift: Tensor | None,
     teacher: Tensor | None,
     labels: Tensor,
     base_weight: Tensor,
@@ -114,7 +125,7 @@ def chunk_cross_entropy(
     rows, vocab = base.shape
     _chunk_cross_entropy[(rows,)](
         base,
-        shift,
+        base if shift is None else shift,
         base if teacher is None else teacher,
         labels,
         base_weight,
@@ -126,6 +137,7 @@ def chunk_cross_entropy(
         final_choice,
         vocab,
         SOFT=teacher is not None,
+        CORRECTED=shift is not None,
         BLOCK=min(2048, power_of_two(vocab)),
         num_warps=8,
     )

@@ -15,6 +15,7 @@ from knockon.train.chat_format import ChatFormat, read_prompts
 from knockon.train.config import TrainConfig
 from knockon.train.frozen_target import FrozenTarget
 from knockon.train.overlap import HeldOutPrompts
+from knockon.train.prompt_source import load_prompts
 from knockon.train.ranks import TrainRanks
 from knockon.train.sequences import PackedSequences
 from knockon.train.synthesize import KIND_WEIGHTS, Recipe, RecipeSettings
@@ -108,7 +109,7 @@ def _prepare(
         seed=seed,
     )
     held_out = [text for path in config.workloads for text in read_prompts(Path(path))]
-    prompts = read_prompts(Path(config.prompts)) if config.prompts else []
+    prompts = load_prompts(config.prompts) if config.prompts else []
     prompts = list(dict.fromkeys(prompts))[ranks.tensors.rank :: ranks.size]
     answered = set() if earlier is None else earlier.prompts()
     recipe = Recipe(chat, prompts, settings, HeldOutPrompts(held_out), answered)

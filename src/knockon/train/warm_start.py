@@ -27,8 +27,9 @@ _HEAD = ("prefix_gru.", "embed_proj.")
 def start_from(module: DraftModule | MTPModule, folder: Path, target: ModelConfig) -> None:
     """Overwrite the module's weights with those of a published folder.
 
-    A DFlash module may start from a Domino drafter, and takes its backbone; the other way round the
-    head keeps its starting weights.
+    A DFlash module may start from a Domino drafter whose labels are not shifted, and takes its
+    backbone; the other way round the head keeps its starting weights. With shifted labels a row of
+    the backbone stands for another token than DFlash's.
 
     Raises:
         Refused: a drafter of another target, kind or size, or weights that do not fit its
@@ -43,6 +44,7 @@ def start_from(module: DraftModule | MTPModule, folder: Path, target: ModelConfi
     loaders = {name: _into(weight, name) for name, weight in named_weights(module).items()}
     unused: tuple[str, ...] = ()
     if isinstance(module, DraftModule) and isinstance(theirs, DraftConfig):
+        _refuse_shifted(module.config, theirs)
         if theirs.domino is None:
             loaders = {n: load for n, load in loaders.items() if not n.startswith(_HEAD)}
         elif module.config.domino is None:
@@ -81,6 +83,13 @@ def _difference(
                     return part.name, one, other
         return field.name, found, wanted
     return None
+
+
+def _refuse_shifted(*configs: DraftConfig) -> None:
+    """Refuses to pass a backbone between DFlash and a Domino drafter of shifted labels."""
+    heads = [config.domino for config in configs]
+    if None in heads and any(head is not None and head.shift_label for head in heads):
+        raise Refused("start: shift_label", True, "false, between DFlash and Domino")
 
 
 def _into(weight: Tensor, name: str) -> Callable[[Tensor], None]:
