@@ -89,12 +89,16 @@ class Plan:
             "save_every": 60.0,
             "generate_minutes": args.synthesis_seconds / 60,
         }
-        if kind == "dflash":
+        asked = {name.removeprefix("dflash.") for name, _ in args.set}
+        if kind == "dflash" and "steps" not in asked:
             done = self.work / "domino" / "train.json"
             if not done.exists():
-                raise SystemExit("dflash takes as many steps as domino: run the stage domino first")
+                raise SystemExit(
+                    "dflash takes as many steps as domino: run the stage domino first, "
+                    "or say --set dflash.steps=N"
+                )
             changes["steps"] = json.loads(done.read_text())["training steps"]
-        else:
+        elif kind != "dflash":
             seconds = args.domino_seconds if kind == "domino" else args.mtp_seconds
             changes |= {"minutes": seconds / 60, "steps": args.steps}
         for name, value in args.set:
