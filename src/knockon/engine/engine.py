@@ -21,12 +21,12 @@ from knockon.engine.logprobs import logprobs as raw_logprobs
 from knockon.engine.metrics import EngineMetrics, Tally
 from knockon.engine.occupancy import Capacity, Occupancy
 from knockon.engine.pages import PagePool
+from knockon.engine.prompt_ids import checked_prompt
 from knockon.engine.request import Phase, Request, RequestMetrics, RequestOutput, TokenLogprobs
 from knockon.engine.sampling_params import SamplingParams
 from knockon.engine.scheduler import Scheduler, Step
 from knockon.engine.stopping import StopChecker
 from knockon.engine.width import WidthPolicy
-from knockon.errors import Refused
 
 
 @dataclass(frozen=True)
@@ -337,21 +337,6 @@ class Engine:
             logprobs=request.logprobs if request.params.logprobs is not None else None,
             metrics=metrics,
         )
-
-
-def checked_prompt(prompt: Sequence[int], vocab_size: int) -> list[int]:
-    """A prompt's token ids.
-
-    Raises:
-        Refused: none, or one outside the vocabulary.
-    """
-    ids = list(prompt)
-    if not ids:
-        raise Refused("prompt", ids, "at least one token")
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise Refused("prompt token id", token, f"an integer from 0 to {vocab_size - 1}")
-    return ids
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], n: int) -> list[TokenLogprobs]:

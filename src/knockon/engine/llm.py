@@ -240,6 +240,11 @@ class LLM:
         """What ended the ranks, known between calls too; ``None`` while all is well."""
         return self._pool.failure if self._pool is not None else None
 
+    def model_sizes(self) -> dict[str, Any]:
+        """The target's sizes as plain data: ``hidden_size``, ``num_layers`` and so on."""
+        fields = vars(read_config(self.config.model))
+        return {name: value for name, value in fields.items() if isinstance(value, int | str)}
+
     def _call(self, method: str, *args: object) -> Any:
         with self._turn:
             if self._closed:

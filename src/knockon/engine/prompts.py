@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from knockon.engine.engine import checked_prompt
+from knockon.engine.prompt_ids import checked_prompt
 from knockon.errors import Refused
 from knockon.models.tokenizer import load_tokenizer
 

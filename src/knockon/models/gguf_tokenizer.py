@@ -6,14 +6,16 @@ here as in the families' own ``tokenizer.json``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers import processors as post_processors
-from transformers import PreTrainedTokenizerFast
 
 from knockon.errors import Refused
 from knockon.models.gguf_header import GGUFHeader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types that are matched before any splitting
 
@@ -65,6 +67,8 @@ def build_tokenizer(header: GGUFHeader) -> PreTrainedTokenizerFast:
             pair=f"{bos} $A {bos} $B",
             special_tokens=[(bos, read["tokenizer.ggml.bos_token_id"])],
         )
+    from transformers import PreTrainedTokenizerFast  # half a second, not at every start's front
+
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         chat_template=read.get("tokenizer.chat_template"),

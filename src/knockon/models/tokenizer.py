@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from knockon.errors import Refused
 from knockon.models.gguf_header import is_gguf, read_header
 from knockon.models.gguf_tokenizer import build_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -26,7 +28,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         return build_tokenizer(read_header(path))
     if not path.is_dir() or not any((path / name).is_file() for name in _FILES):
         raise Refused(f"tokenizer of {path}", "no tokenizer files", f"one of {list(_FILES)}")
-    from transformers import AutoTokenizer  # costs a second that a GGUF file need not pay
+    from transformers import AutoTokenizer  # half a second, not at every start's front
 
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(

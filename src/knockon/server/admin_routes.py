@@ -58,7 +58,7 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/server_info")
 async def server_info(request: Request) -> dict[str, Any]:
-    """Settings in force, capacity, and what the engine has done so far."""
+    """Settings in force, the machine, capacity, and what the engine has done so far."""
     state = _state(request)
     stats = await state.engine.stats(STATS_PATIENCE)
     capacity = state.engine.capacity
@@ -70,6 +70,8 @@ async def server_info(request: Request) -> dict[str, Any]:
         "ready": not state.why_not_ready(),
         "server": {name: getattr(state.settings, name) for name in names},
         "engine": state.engine.config,
+        "model_sizes": state.engine.sizes,
+        "environment": state.engine.environment,
         "capacity": vars(capacity) if capacity is not None else None,
         "occupancy": stats.occupancy if stats is not None else None,
         "metrics": stats.metrics if stats is not None else None,

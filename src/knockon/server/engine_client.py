@@ -50,6 +50,8 @@ class EngineClient:
         self.refused = False
         self.capacity: Capacity | None = None
         self.config: dict[str, Any] = {}
+        self.environment: dict[str, Any] = {}
+        self.sizes: dict[str, Any] = {}
         self.settled = asyncio.Event()  # READY or FAILED
         self.failed = asyncio.Event()
         self._watchdog_timeout = watchdog_timeout
@@ -220,6 +222,7 @@ class EngineClient:
                     submission.fail(bad_request(message.text, message.field))
             elif isinstance(message, m.Ready):
                 self.capacity, self.config = message.capacity, message.config
+                self.environment, self.sizes = message.environment, message.sizes
                 self.state = EngineState.READY
                 self.settled.set()
             elif isinstance(message, m.Failed):

@@ -49,6 +49,7 @@ def _serve(socket: zmq.Socket[bytes], parent: int) -> int:
         level=first.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    from knockon.engine.environment import environment
     from knockon.engine.llm import LLM
     from knockon.server.engine_loop import EngineLoop
 
@@ -63,7 +64,8 @@ def _serve(socket: zmq.Socket[bytes], parent: int) -> int:
         return 1
     with llm:
         loop = EngineLoop(llm, socket, parent)
-        loop.send(m.Ready(llm.capacity(), dataclasses.asdict(llm.config)))
+        settings, sizes = dataclasses.asdict(llm.config), llm.model_sizes()
+        loop.send(m.Ready(llm.capacity(), settings, environment(), sizes))
         try:
             loop.run()
         except KnockonError as error:

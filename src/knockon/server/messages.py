@@ -64,10 +64,12 @@ ToEngine = Load | Add | Abort | AskStats | AskFlush | Stop
 
 
 class Ready(Message):
-    """Loaded: what it holds, and the settings in force."""
+    """Loaded: what it holds, the settings in force, the machine and the model's sizes."""
 
     capacity: Capacity
     config: dict[str, Any]
+    environment: dict[str, Any]
+    sizes: dict[str, Any]
 
 
 class TokenInfo(msgspec.Struct, array_like=True):

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -94,18 +95,27 @@ async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
 
 
 async def _get_ready(state: ServerState, listener: socket.socket) -> None:
-    await state.engine.settled.wait()
-    if state.engine.capacity is None:
+    engine, named = state.engine, Path(state.settings.engine["model"])
+    # Files that are here are read while the engine loads; any other name is its to look up.
+    early = asyncio.ensure_future(_read_tokenizer(named)) if named.exists() else None
+    await engine.settled.wait()
+    if engine.capacity is None:
         return
-    model = Path(state.engine.config["model"])
-    try:
-        tokenizer = await asyncio.to_thread(load_prompt_tokenizer, model)
-    except Refused as refused:
-        state.engine.fail(str(refused), refused=True)
+    tokenizer = await (early or _read_tokenizer(Path(engine.config["model"])))
+    if isinstance(tokenizer, Refused):
+        engine.fail(str(tokenizer), refused=True)
         return
     state.encoder = PromptEncoder(tokenizer, state.settings.chat_template)
     host, port = listener.getsockname()[:2]
     logger.info("ready: %s at http://%s:%d", state.settings.model_name, host, port)
+
+
+async def _read_tokenizer(model: Path) -> Any:
+    """A tokenizer, or the refusal, which may come before anyone asks for it."""
+    try:
+        return await asyncio.to_thread(load_prompt_tokenizer, model)
+    except Refused as refused:
+        return refused
 
 
 async def _leave_with_engine(engine: EngineClient, server: uvicorn.Server) -> None:
