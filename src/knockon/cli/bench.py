@@ -11,6 +11,8 @@ import typer
 from knockon.cli import bench_options
 from knockon.cli.bench_acceptance import acceptance
 from knockon.cli.bench_engine import engine
+from knockon.cli.bench_matrix import matrix
+from knockon.cli.bench_report import report
 from knockon.cli.bench_serving import serving
 
 app = typer.Typer(help="Measure parts of Knockon on this machine.", no_args_is_help=True)
@@ -19,6 +21,8 @@ app = typer.Typer(help="Measure parts of Knockon on this machine.", no_args_is_h
 app.command("engine")(engine)
 app.command("serving")(serving)
 app.command("acceptance")(acceptance)
+app.command("matrix", context_settings={"allow_extra_args": True})(matrix)
+app.command("report")(report)
 
 
 @app.command("rollout")

@@ -74,7 +74,7 @@ def choose_methods(
         if name is None:
             continue
         path = model if name == OWN and kind == "mtp" else resolve(name, "draft")
-        blocks[kind] = _block_size(kind, path)
+        blocks[kind] = drafter_block(kind, path)
         paths[kind] = None if path == model else str(path)
     found = []
     for name in DEFAULT_METHODS if asked is None else asked:
@@ -102,8 +102,12 @@ def choose_methods(
     return tuple(found)
 
 
-def _block_size(kind: str, path: Path) -> int | None:
-    """The widest verification; ``None`` for an MTP head, which can be unrolled at will."""
+def drafter_block(kind: str, path: Path) -> int | None:
+    """A drafter's widest verification; ``None`` for an MTP head, which can be unrolled at will.
+
+    Raises:
+        Refused: a drafter of another kind.
+    """
     config = read_draft_config(path)
     if isinstance(config, MTPConfig):
         is_kind = "mtp"

@@ -1,0 +1,6 @@
+"""The matrix: methods × workloads × concurrencies × repeats, a fresh server for each cell.
+
+``settings``, ``methods``, ``workloads`` and ``cells`` say what is measured; ``leash`` and
+``server`` hold a server process, ``measure`` one cell, ``folder`` what is finished, ``run`` the
+whole. The report lies in ``report``.
+"""

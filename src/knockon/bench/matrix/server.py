@@ -1,0 +1,165 @@
+"""A server process: started, waited for, and ended with everything that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from knockon.errors import KnockonError
+
+ENDS_BY_ITSELF, ENDS_AT_ONCE = 30.0, 5.0  # s after the first SIGTERM, and after the second
+_POLL = 0.05  # s; an answer takes the server about a millisecond
+_TAIL = 40
+_CAPTURED = re.compile(r"graphs: captured .*: (\d+\.\d+) s$", re.MULTILINE)
+
+
+class ServerFailed(KnockonError, RuntimeError):
+    """A server did not get ready, or died."""
+
+
+@dataclass(frozen=True)
+class StartTimes:
+    """Where a start went, in seconds.
+
+    Attributes:
+        listening: from the process's creation until it answers ``/health``.
+        ready: until it serves requests.
+        graphs: CUDA graphs captured within, and ``capture`` the seconds of that.
+    """
+
+    listening: float
+    ready: float
+    graphs: int
+    capture: float
+
+
+class ServerProcess:
+    """``knockon serve`` on a free port of this host, in a session of its own.
+
+    Args:
+        arguments: of ``knockon serve``, besides host and port.
+        log: file for its output.
+    """
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.command = ["serve", "--host", "127.0.0.1", "--port", str(self.port), *arguments]
+        self._log = log
+        self._began = time.perf_counter()
+        with log.open("wb") as out:
+            # Its session holds the engine and its ranks too. A terminal's Ctrl-C is the matrix's.
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "knockon.bench.matrix.leash", *self.command],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                start_new_session=True,
+            )
+
+    def wait_ready(self, limit: float) -> StartTimes:
+        """Until it serves.
+
+        Raises:
+            ServerFailed: it ended before, or is not ready after ``limit`` seconds.
+        """
+        listening = None
+        with httpx.Client(base_url=self.url, timeout=10, trust_env=False) as client:
+            while (waited := time.perf_counter() - self._began) < limit:
+                status = self.process.poll()
+                if status is not None:
+                    raise ServerFailed(f"the server ended with exit code {status} while starting")
+                with contextlib.suppress(httpx.HTTPError):
+                    ready = client.get("/health/ready").status_code == 200
+                    waited = time.perf_counter() - self._began
+                    listening = waited if listening is None else listening
+                    if ready:
+                        captured = [float(found) for found in _CAPTURED.findall(self.log)]
+                        return StartTimes(listening, waited, len(captured), sum(captured))
+                time.sleep(_POLL)
+        raise ServerFailed(f"the server was not ready after {limit:g} s")
+
+    @property
+    def log(self) -> str:
+        """What it wrote so far."""
+        return self._log.read_text("utf-8", errors="replace")
+
+    def last_lines(self) -> list[str]:
+        """The end of its log."""
+        return self.log.splitlines()[-_TAIL:]
+
+    def stop(self) -> int:
+        """End it: asked first, then told, then killed with whatever is left of its session.
+
+        Returns:
+            Its exit code; 0 after an orderly end.
+        """
+        try:
+            for patience in (ENDS_BY_ITSELF, ENDS_AT_ONCE):
+                if self.process.poll() is None:
+                    self.process.terminate()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        return self.process.wait(patience)
+        finally:
+            self._kill_session()
+        return self.process.wait()
+
+    def _kill_session(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for left in session_members(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
+        until = time.monotonic() + ENDS_AT_ONCE
+        # A GPU's memory comes back with their end, and the next server wants it.
+        while session_members(self.process.pid) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            self._kill_session()  # interrupted: nobody waits for an orderly end
+        elif self.process.stdin is not None and not self.process.stdin.closed:
+            self.stop()
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def session_members(session: int) -> list[int]:
+    """Processes of a session that have not ended, on systems that tell by ``/proc``."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            of = (path / "stat").read_text().rpartition(")")[2].split()
+            if int(of[3]) == session and of[0] not in "ZX":
+                found.append(int(path.name))
+    return found
