@@ -7,6 +7,8 @@ import json
 import math
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,10 +161,9 @@ def matrix(
     if dry_run:
         list_cells(settings, cells, folder)
         return
-    # A kill ends the matrix as Ctrl-C does: the server under way goes too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(json.dumps(folder.merged(settings), indent=1, ensure_ascii=False), file=sys.stderr)
-    failed = carry_out(settings, cells, folder, retry_failed)
+    with sigterm_as_interrupt():
+        failed = carry_out(settings, cells, folder, retry_failed)
     if failed:
         for cell, error in failed.items():
             print(f"failed: {cell.name}: {error}", file=sys.stderr)
@@ -198,6 +199,16 @@ def carry_out(
             done=lambda text: progress.console.print(text, markup=False),
         )
         return run_matrix(settings, cells, folder, retry_failed, told)
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """A SIGTERM ends the matrix as Ctrl-C does: the server under way is ended first."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def list_cells(settings: MatrixSettings, cells: list[Cell], folder: ResultsFolder) -> None:
