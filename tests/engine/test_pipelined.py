@@ -14,7 +14,7 @@ from knockon.engine import device_state, pipelined
 from knockon.engine.device_state import upload
 from knockon.engine.engine import Engine
 from knockon.engine.flight import PipelinedFlight
-from knockon.engine.graphs import PrefillKey, StepKey, prefill_shape
+from knockon.engine.graphs import PrefillKey, StepKey, first_prefills, prefill_shape
 from knockon.engine.llm import LLM
 from knockon.engine.pipelined import PipelinedRunner, alike
 from knockon.engine.request import Request
@@ -274,6 +274,14 @@ def test_prefills_are_rounded_up_to_few_sizes() -> None:
     for requests, rows in [(1, 1), (2, 17), (7, 45), (64, 64), (1, 700)]:
         key = prefill_shape(requests, rows, requests * rows, 1 << 20)
         assert key is not None and key.requests >= requests and key.rows >= rows
+
+
+def test_a_start_makes_graphs_of_no_more_requests_than_run_at_once() -> None:
+    for at_once, requests in [(1, {1}), (2, {1, 2}), (3, {1, 2, 4}), (64, {1, 2, 4})]:
+        found = first_prefills(4096, at_once)
+        assert {key.requests for key in found} == requests
+        needed = {prefill_shape(n, 100, n * 100, 4096) for n in range(1, min(at_once, 4) + 1)}
+        assert needed - {None} <= set(found)
 
 
 @pytest.mark.parametrize("drafter", ["domino", "mtp"])

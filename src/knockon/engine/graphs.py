@@ -147,11 +147,18 @@ def prefill_shape(requests: int, rows: int, real: int, most: int) -> PrefillKey 
 _FREE_ROWS = 256
 
 
-def first_prefills(most: int) -> list[PrefillKey]:
+def first_prefills(most: int, most_requests: int) -> list[PrefillKey]:
     """Prefills to make graphs for at start, smallest first: of one request up to 1024 rows, of two
-    and of four up to 256 each; ``most`` rows over all requests."""
+    and of four up to 256 each.
+
+    Args:
+        most: rows over all requests.
+        most_requests: that can be computed at once. Rounded up, they may be one graph's more.
+    """
     found: dict[PrefillKey, None] = {}
     for requests, longest in ((1, 1024), (2, 256), (4, 256)):
+        if requests // 2 >= most_requests:
+            break
         for rows in range(16, longest + 1, 16):
             key = prefill_shape(requests, rows, requests * rows, most)
             if key is not None:

@@ -142,7 +142,7 @@ class PipelinedRunner:
         for bucket in reversed(self._slots):
             for width in sorted(widths, reverse=True):
                 self._graph(StepKey(bucket, width, _GREEDY))
-        for key in reversed(first_prefills(self._most_prefill_rows)):
+        for key in reversed(first_prefills(self._most_prefill_rows, max(self._slots, default=1))):
             self._prefill_graph(key)
 
     def time_graphs(self) -> dict[tuple[int, int], float]:
