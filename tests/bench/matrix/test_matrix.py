@@ -15,8 +15,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from knockon.bench.matrix.server import ServerFailed, ServerProcess, session_members
+from knockon.bench.matrix.server import (
+    ServerFailed,
+    ServerProcess,
+    capture_times,
+    session_members,
+)
 from knockon.cli.app import app
+from knockon.engine.graphs import PrefillKey, StepKey
+from knockon.engine.sampling import DrawKind
 from knockon.errors import Refused
 from tests.engine.conftest import tiny as tiny
 from tests.engine.generation import TinyShelf
@@ -136,6 +143,12 @@ def test_a_server_that_does_not_get_ready_in_time_is_ended(tiny: TinyShelf, tmp_
         session = server.process.pid
         assert session_members(session)
     assert server.process.poll() is not None and not session_members(session)
+
+
+def test_captures_are_read_from_the_log_as_the_engine_writes_them() -> None:
+    keys = (StepKey(8, 16, DrawKind(True, 0, False, False, False)), PrefillKey(1, 32))
+    lines = [f"2026-01-01 INFO knockon.engine.graphs: captured {key}: 0.25 s" for key in keys]
+    assert capture_times("\n".join(["starting", *lines, "ready: 3.00 s"])) == [0.25, 0.25]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -173,8 +173,13 @@ def test_cells_of_two_machines_are_not_passed_off_as_one(folder: ResultsFolder) 
     assert "Measured on a CPU" not in text
 
 
-def test_a_server_that_told_nothing_is_said_so() -> None:
+def test_a_server_that_told_nothing_is_said_so(folder: ResultsFolder) -> None:
     assert "did not tell" in machine(None) and "did not tell" in machine({"version": "1"})
+    for cell, record in Results(folder).done.items():
+        if cell.method in ("domino-b16", "target"):
+            folder.write(cell, record | {"server": None})
+    text = to_markdown(sections(Results(folder)))
+    assert "108 cells on a machine that its server did not tell of" in text
 
 
 class Page(HTMLParser):

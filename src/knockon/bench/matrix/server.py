@@ -88,7 +88,7 @@ class ServerProcess:
                     waited = time.perf_counter() - self._began
                     listening = waited if listening is None else listening
                     if ready:
-                        captured = [float(found) for found in _CAPTURED.findall(self.log)]
+                        captured = capture_times(self.log)
                         return StartTimes(listening, waited, len(captured), sum(captured))
                 time.sleep(_POLL)
         raise ServerFailed(f"the server was not ready after {limit:g} s")
@@ -145,6 +145,11 @@ class ServerProcess:
             self._kill_session()  # interrupted: nobody waits for an orderly end
         elif self.process.stdin is not None and not self.process.stdin.closed:
             self.stop()
+
+
+def capture_times(log: str) -> list[float]:
+    """Seconds of each capture of a CUDA graph that a log tells of."""
+    return [float(found) for found in _CAPTURED.findall(log)]
 
 
 def free_port() -> int:

@@ -139,7 +139,7 @@ class Results:
         widths = {
             record["server"]["metrics"]["verify_width"]
             for cell, record in self.done.items()
-            if cell.method == method.name and record.get("server", {}).get("metrics")
+            if cell.method == method.name and (record["server"] or {}).get("metrics")
         }
         width = widths.pop() if len(widths) == 1 else AUTO
         return width if isinstance(width, int) else None
