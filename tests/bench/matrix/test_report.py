@@ -159,7 +159,7 @@ def test_a_cpu_is_named_before_any_number(tmp_path: Path) -> None:
     blocks = sections(Results(folder))
     loud = next(block for block in blocks if isinstance(block, Text))
     assert loud.loud and "CPU" in loud.text
-    assert "CPU (Some CPU, 2 cores, 2 threads)" in to_markdown(blocks).splitlines()[0]
+    assert "CPU (Some CPU, 2 cores, torch threads: 2)" in to_markdown(blocks).splitlines()[0]
 
 
 def test_cells_of_two_machines_are_not_passed_off_as_one(folder: ResultsFolder) -> None:

@@ -17,14 +17,14 @@ def machines(results: Results) -> Counter[str]:
 
 
 def machine(server: dict[str, Any] | None) -> str:
-    """``"CPU (AMD EPYC 9R14, 2 cores, 2 threads)"`` or ``"2 x NVIDIA H200"``."""
+    """``"CPU (AMD EPYC 9R14, 2 cores, torch threads: 2)"`` or ``"2 x NVIDIA H200"``."""
     if not server or not server.get("environment") or not server.get("engine"):
         return UNKNOWN
     found, engine = server["environment"], server["engine"]
     if engine["device"] == "cuda":
         ranks = engine["tp_size"]
         return (f"{ranks} x " if ranks > 1 else "") + found["gpus"][0]
-    return f"CPU ({found['cpu']}, {found['cores']} cores, {found['torch_threads']} threads)"
+    return f"CPU ({found['cpu']}, {found['cores']} cores, torch threads: {found['torch_threads']})"
 
 
 def on_cpu(results: Results) -> bool:
