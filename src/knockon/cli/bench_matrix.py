@@ -167,7 +167,7 @@ def matrix(
     if failed:
         for cell, error in failed.items():
             print(f"failed: {cell.name}: {error}", file=sys.stderr)
-        print(f"{len(failed)} cells failed: see {out}/cells, or --retry-failed", file=sys.stderr)
+        print(f"failed: {len(failed)} of {len(cells)} cells, kept in {out}/cells", file=sys.stderr)
         raise typer.Exit(1)
 
 

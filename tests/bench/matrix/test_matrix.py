@@ -21,6 +21,8 @@ from knockon.bench.matrix.server import (
     capture_times,
     session_members,
 )
+from knockon.bench.serving.run import ServingReport, measure
+from knockon.bench.serving.settings import ServingSettings
 from knockon.cli.app import app
 from knockon.engine.graphs import PrefillKey, StepKey
 from knockon.engine.sampling import DrawKind
@@ -62,7 +64,7 @@ def test_cells_are_measured_fail_and_are_tried_again(
     out = tmp_path / "out"
     first = CliRunner().invoke(app, [*asked, *SERVE])
     assert first.exit_code == 1, first.output
-    assert "r1-sea-c2-domino-b8: FAILED" in first.stderr and "1 cells failed" in first.stderr
+    assert "r1-sea-c2-domino-b8: FAILED" in first.stderr and "failed: 1 of 2 cells" in first.stderr
     assert '"output_len": 12' in first.stderr
     broken = cell(out, "domino-b8")
     assert broken["status"] == "failed" and "exit code 2" in broken["error"]
@@ -149,6 +151,25 @@ def test_captures_are_read_from_the_log_as_the_engine_writes_them() -> None:
     keys = (StepKey(8, 16, DrawKind(True, 0, False, False, False)), PrefillKey(1, 32))
     lines = [f"2026-01-01 INFO knockon.engine.graphs: captured {key}: 0.25 s" for key in keys]
     assert capture_times("\n".join(["starting", *lines, "ready: 3.00 s"])) == [0.25, 0.25]
+
+
+def test_a_server_that_dies_while_it_is_asked_fails_its_cell(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked[asked.index("domino-b8,target")] = "target"
+
+    def kill_it(settings: ServingSettings, *told: object) -> ServingReport:
+        for pid in children(os.getpid()):
+            if len(session_members(int(pid))) > 1:
+                os.kill(int(pid), signal.SIGKILL)
+        return measure(settings)
+
+    monkeypatch.setattr("knockon.bench.matrix.measure.measure", kill_it)
+    done = CliRunner().invoke(app, [*asked, *SERVE])
+    assert done.exit_code == 1, done.output
+    record = cell(tmp_path / "out", "target")
+    assert record["status"] == "failed" and record["log"]
+    assert "exit code -9" in record["error"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -88,6 +88,9 @@ def measure_cell(
         except KnockonError as error:
             record["error"] = str(error)
             record["log"] = server.last_lines()
+            status = server.process.poll()
+            if status and "exit_code" not in record and not isinstance(error, ServerFailed):
+                record["error"] += f" (the server has ended with exit code {status})"
     record["seconds"] = time.perf_counter() - began
     return record
 
