@@ -44,18 +44,25 @@ def serve(settings: ServerSettings) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    listener = _listen(settings.host, settings.port)
+    listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):
         asyncio.run(_serve(settings, listener))
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket on an address; port 0 takes a free one.
+
+    Raises:
+        Refused: an address that is taken or not this machine's.
+    """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         found = f"{host}:{port}"
         raise Refused("host and port", found, "an address to listen on", str(error)) from None
+    # Accepted sockets take it over; asyncio sets it only where a socket names its protocol.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.set_inheritable(False)
     return listener
 
