@@ -75,7 +75,7 @@ BAD: dict[str, tuple[str, bytes, int, str | None]] = {
     "a forced tool": (CHAT, chat(tool_choice="required"), 400, "tool_choice"),
     "best_of": (COMPLETE, complete(best_of=3), 400, "best_of"),
     "echo": (COMPLETE, complete(echo=True), 400, "echo"),
-    "speculation off": (CHAT, chat(speculation=False), 400, "speculation"),
+    "speculation as a number": (CHAT, chat(speculation=0), 400, "speculation"),
     "a server's template option": (
         CHAT,
         chat(chat_template_kwargs={"chat_template": "{{ 1 }}"}),
