@@ -131,6 +131,34 @@ def test_a_wrong_method_is_answered_405(server: ServerProcess) -> None:
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (chat(temperature="hot"), "temperature: found 'hot', wanted a valid number"),
+        (chat(n=0), "n: found 0, wanted greater than or equal to 1"),
+        (chat(messages=[]), "messages: List should have at least 1 item after validation, not 0"),
+        (b'{"model": "tiny"}', "messages: Field required"),
+        (chat(speculation="x" * 10_000), "speculation: found 'xxxxxxxxxx"),
+    ],
+)
+def test_what_was_found_is_repeated_in_short(server: ServerProcess, body: bytes, said: str) -> None:
+    with server.http() as http:
+        answer = http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    message = answer.json()["error"]["message"]
+    assert message.startswith(said)
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/ready", "/"])
+def test_a_head_request_is_answered_as_a_get_without_its_body(
+    server: ServerProcess, path: str
+) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        whole, head = http.get(path), http.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.content))
+
+
 @pytest.mark.parametrize("key", ["sk-wrong", "sk-test2", "é"])
 def test_a_wrong_key_is_refused_everywhere_but_at_the_open_paths(
     server: ServerProcess, key: str
