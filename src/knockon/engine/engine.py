@@ -27,6 +27,7 @@ from knockon.engine.sampling_params import SamplingParams
 from knockon.engine.scheduler import Scheduler, Step
 from knockon.engine.stopping import StopChecker
 from knockon.engine.width import WidthPolicy
+from knockon.errors import Refused
 
 
 @dataclass(frozen=True)
@@ -129,10 +130,14 @@ class Engine:
             bad_word_tokens(self.tokenizer, params.bad_words),
             stream,
         )
-        self.scheduler.add(request)
         self._stops[request_id] = StopChecker(
             params, self.tokenizer, self._eos, limit=self.max_length - len(request.prompt)
         )
+        try:
+            self.scheduler.add(request)
+        except Refused:
+            del self._stops[request_id]
+            raise
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now, wherever it stands; ``None`` if it has already ended."""
