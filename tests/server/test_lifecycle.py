@@ -118,12 +118,13 @@ def test_clients_that_never_read_are_cut_off_when_the_drain_is_over(
         body |= {"stream": True, "logprobs": True, "top_logprobs": 20}
         with raw_request(server, body) as unread:
             unread.recv(1)
-            server.wait_idle()  # all is computed, and more than the sockets hold is unread
             server.process.send_signal(signal.SIGTERM)
             began = time.monotonic()
             assert server.end(20) == 0
-            assert time.monotonic() - began < 1 + 4
+            assert time.monotonic() - began < 10
         assert "1 requests cut off" in server.log
+        # No connection was waited for until the last resort of the HTTP library.
+        assert "timeout graceful shutdown exceeded" not in server.log
         assert "Traceback" not in server.log
 
 
