@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from knockon import __version__
 from knockon.cli import app
@@ -37,6 +40,16 @@ def test_help_names_the_commands_and_imports_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in ("bench", "doctor", "models"))
+
+
+@pytest.mark.parametrize("names", [["serve"], ["generate"], ["train"], ["bench", "serving"]])
+def test_help_writes_every_option_out_in_80_columns(names, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    command = typer.main.get_command(app.app)
+    for name in names:
+        command = command.commands[name]
+    shown = set(re.findall(r"--[a-z0-9-]+", CliRunner().invoke(app.app, [*names, "--help"]).output))
+    assert {flag for option in command.params for flag in option.opts if flag[:2] == "--"} <= shown
 
 
 def test_a_refusal_is_one_line_on_stderr_and_exit_code_2(tmp_path):

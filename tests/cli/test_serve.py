@@ -54,6 +54,7 @@ def test_the_published_launch_line_is_taken_as_written(served: list[ServerSettin
     assert engine["max_batch_size"] == 32 and engine["page_size"] == 1
     assert engine["mem_fraction_static"] == 0.8
     assert engine["verify_width"] == 16
+    assert engine["cuda_graph_max_bs"] == 32
     assert engine["speculative_domino_candidate_pool_size"] == 2048
     assert served[0].random_seed == 42
     for flag in PUBLISHED:
@@ -68,6 +69,7 @@ def test_flags_reach_their_settings(served: list[ServerSettings]) -> None:
         *("--served-model-name", "it", "--context-length", "99", "--disable-radix-cache"),
         *("--speculative-num-draft-tokens", "auto", "--speculative-draft-model-path", "d"),
         *("--log-level", "warning", "--chat-template", "{{ messages }}"),
+        *("--cuda-graph-max-bs", "8"),
     )
     assert done.exit_code == 0, done.output
     settings = served[0]
@@ -77,6 +79,7 @@ def test_flags_reach_their_settings(served: list[ServerSettings]) -> None:
     assert settings.engine["max_model_len"] == 99
     assert settings.engine["prefix_cache"] is False
     assert settings.engine["verify_width"] == "auto"
+    assert settings.engine["cuda_graph_max_bs"] == 8
 
 
 @pytest.mark.parametrize(

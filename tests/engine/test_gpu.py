@@ -49,6 +49,16 @@ def test_seeded_draws_equal_a_cpu_at_every_width(tiny: TinyShelf, draft: str, wi
 
 
 @pytest.mark.parametrize("draft", ("domino", "mtp"))
+def test_speculation_off_and_batches_beyond_the_largest_graph(tiny: TinyShelf, draft: str) -> None:
+    params = [with_seed(SAMPLED, seed) if seed % 2 else GREEDY for seed in range(len(PROMPTS))]
+    params = [replace(each, speculation=i % 3 != 0) for i, each in enumerate(params)]
+    cpu = run(tiny, draft, params, "llama", device="cpu")
+    for how in ({}, {"cuda_graph_max_bs": 3}):
+        check_same(cpu, run(tiny, draft, params, "llama", **GRAPHS, **how))
+    assert set(cpu[0].metrics.accept_lengths) == {1}
+
+
+@pytest.mark.parametrize("draft", ("domino", "mtp"))
 def test_preemption_and_prefix_hits(tiny: TinyShelf, draft: str) -> None:
     small = GRAPHS | {"kv_memory": 2 << 20, "page_size": 4}
     wide: list[RequestOutput] = run(tiny, draft, GREEDY, "llama", **GRAPHS)

@@ -117,3 +117,15 @@ def test_nan_rows_of_every_ranks_shard_are_counted(
         llm.generate(PROMPTS[:2], GREEDY)
         metrics = llm.metrics()
     assert metrics.nan_rows == 7 * metrics.blocks > 0
+
+
+def test_steps_are_timed_and_their_parts_where_those_run_one_by_one(tiny: TinyShelf) -> None:
+    for in_flight, parts in ((False, {"draft", "verify", "commit"}), (True, set())):
+        settings = {"verify_width": 8, "overlap_schedule": in_flight}
+        with load(tiny.target(), tiny.drafter("domino"), **settings) as llm:
+            llm.generate(PROMPTS, GREEDY)
+            metrics = llm.metrics()
+        assert metrics.steps - in_flight <= metrics.timed_steps <= metrics.steps
+        assert set(metrics.part_seconds) == parts
+        assert all(seconds > 0 for seconds in metrics.part_seconds.values())
+        assert sum(metrics.part_seconds.values()) <= metrics.step_seconds

@@ -14,7 +14,7 @@ from knockon.engine import device_state, pipelined
 from knockon.engine.device_state import upload
 from knockon.engine.engine import Engine
 from knockon.engine.flight import PipelinedFlight
-from knockon.engine.graphs import PrefillKey, StepKey, first_prefills, prefill_shape
+from knockon.engine.graphs import PrefillKey, StepKey
 from knockon.engine.llm import LLM
 from knockon.engine.pipelined import PipelinedRunner, alike
 from knockon.engine.request import Request
@@ -237,12 +237,15 @@ class ReplayedByHand:
         return self.made[key]
 
 
-@pytest.mark.parametrize("drafter", ["domino", "mtp"])
+@pytest.mark.parametrize(
+    ("drafter", "buckets"), [("domino", (1, 2, 4)), ("mtp", (1, 2, 4)), ("domino", (1, 2))]
+)
 def test_what_graphs_run_leaves_no_trace_of_padding_and_capture(
-    tiny: TinyShelf, drafter: str
+    tiny: TinyShelf, drafter: str, buckets: tuple[int, ...]
 ) -> None:
     model, draft = tiny.target(), tiny.drafter(drafter)
     params = [with_seed(SAMPLED, seed) if seed % 2 else GREEDY for seed in range(len(PROMPTS))]
+    params = [replace(each, speculation=i % 3 != 0) for i, each in enumerate(params)]
     expected = generate(model, draft, PROMPTS, params, max_batch_size=4)
     settings = {"max_batch_size": 4, "overlap_schedule": True, "prefill_chunk": 64}
     with load(model, draft, **settings) as llm:
@@ -250,7 +253,7 @@ def test_what_graphs_run_leaves_no_trace_of_padding_and_capture(
         assert isinstance(runner, PipelinedRunner)
         graphs = ReplayedByHand()
         runner.graphs = graphs  # type: ignore[assignment]
-        for bucket in (1, 2, 4):
+        for bucket in buckets:
             runner._slots[bucket] = torch.full((bucket,), runner.state.idle)
         runner._most_prefill_rows = 64
         runner.capture([runner.drafter.block_size])  # type: ignore[union-attr]
@@ -261,27 +264,9 @@ def test_what_graphs_run_leaves_no_trace_of_padding_and_capture(
     check_same(expected, found)
     kinds = {type(key) for key in graphs.made}
     assert kinds == {StepKey, PrefillKey}
-
-
-def test_prefills_are_rounded_up_to_few_sizes() -> None:
-    assert prefill_shape(1, 5, 5, 1024) == PrefillKey(1, 16)
-    assert prefill_shape(1, 90, 90, 1024) == PrefillKey(1, 96)
-    assert prefill_shape(3, 40, 110, 1024) == PrefillKey(4, 48)
-    assert prefill_shape(1, 1024, 1024, 1024) == PrefillKey(1, 1024)
-    assert prefill_shape(1, 1025, 1025, 1024) is None  # too large
-    assert prefill_shape(5, 200, 700, 4096) is None  # more padding than it is worth
-    assert prefill_shape(1, 7, 7, 0) is None  # no graphs
-    for requests, rows in [(1, 1), (2, 17), (7, 45), (64, 64), (1, 700)]:
-        key = prefill_shape(requests, rows, requests * rows, 1 << 20)
-        assert key is not None and key.requests >= requests and key.rows >= rows
-
-
-def test_a_start_makes_graphs_of_no_more_requests_than_run_at_once() -> None:
-    for at_once, requests in [(1, {1}), (2, {1, 2}), (3, {1, 2, 4}), (64, {1, 2, 4})]:
-        found = first_prefills(4096, at_once)
-        assert {key.requests for key in found} == requests
-        needed = {prefill_shape(n, 100, n * 100, 4096) for n in range(1, min(at_once, 4) + 1)}
-        assert needed - {None} <= set(found)
+    steps = [key for key in graphs.made if isinstance(key, StepKey)]
+    assert {key.bucket for key in steps} == set(buckets)  # four at once run without, if need be
+    assert any(key.width == 1 for key in steps)  # once nobody in a step speculates
 
 
 @pytest.mark.parametrize("drafter", ["domino", "mtp"])

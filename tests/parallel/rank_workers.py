@@ -62,6 +62,10 @@ class Worker:
             time.sleep(600)
         return self.rank
 
+    def echo_late(self, value: object) -> object:
+        time.sleep(0.5)
+        return value
+
     def ignore_terminate_and_hang(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)

@@ -75,7 +75,7 @@ BAD: dict[str, tuple[str, bytes, int, str | None]] = {
     "a forced tool": (CHAT, chat(tool_choice="required"), 400, "tool_choice"),
     "best_of": (COMPLETE, complete(best_of=3), 400, "best_of"),
     "echo": (COMPLETE, complete(echo=True), 400, "echo"),
-    "speculation off": (CHAT, chat(speculation=False), 400, "speculation"),
+    "speculation as a number": (CHAT, chat(speculation=0), 400, "speculation"),
     "a server's template option": (
         CHAT,
         chat(chat_template_kwargs={"chat_template": "{{ 1 }}"}),
@@ -129,6 +129,34 @@ def test_a_wrong_method_is_answered_405(server: ServerProcess) -> None:
         answer = http.get(CHAT)
     assert answer.status_code == 405
     assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (chat(temperature="hot"), "temperature: found 'hot', wanted a valid number"),
+        (chat(n=0), "n: found 0, wanted greater than or equal to 1"),
+        (chat(messages=[]), "messages: List should have at least 1 item after validation, not 0"),
+        (b'{"model": "tiny"}', "messages: Field required"),
+        (chat(speculation="x" * 10_000), "speculation: found 'xxxxxxxxxx"),
+    ],
+)
+def test_what_was_found_is_repeated_in_short(server: ServerProcess, body: bytes, said: str) -> None:
+    with server.http() as http:
+        answer = http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    message = answer.json()["error"]["message"]
+    assert message.startswith(said)
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/ready", "/"])
+def test_a_head_request_is_answered_as_a_get_without_its_body(
+    server: ServerProcess, path: str
+) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        whole, head = http.get(path), http.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.content))
 
 
 @pytest.mark.parametrize("key", ["sk-wrong", "sk-test2", "é"])

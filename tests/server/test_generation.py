@@ -144,6 +144,23 @@ def test_further_fields_reach_the_engine(server: ServerProcess, offline: LLM) ->
     assert found.choices[0].message.content == only(offline, MESSAGES, params).text
 
 
+def test_speculation_off_gives_the_same_answer_a_token_at_a_time(
+    server: ServerProcess, offline: LLM
+) -> None:
+    expected = only(offline, MESSAGES, PARAMS["seeded"][1])
+    found = server.client().chat.completions.create(
+        model=NAME, messages=MESSAGES, extra_body={"speculation": False}, **SEEDED
+    )
+    assert found.choices[0].message.content == expected.text
+    assert found.usage is not None
+    extra: Any = found.usage.model_extra
+    assert extra["speculation"] == {
+        "verifications": len(expected.token_ids) - 1,
+        "accepted_tokens": 0,
+        "mean_accept_length": 1.0,
+    }
+
+
 def test_a_stop_string_ends_the_answer_and_is_named(server: ServerProcess, offline: LLM) -> None:
     text = only(offline, MESSAGES, PARAMS["greedy"][1]).text
     middle = len(text) // 2

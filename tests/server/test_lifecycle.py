@@ -39,12 +39,7 @@ def test_clients_that_leave_while_queued_or_waiting_for_a_whole_answer_are_abort
     server: ServerProcess,
 ) -> None:
     body = {"model": NAME, "messages": HELLO, "max_tokens": 400, "ignore_eos": True, "n": 6}
-    with server.http() as http:
-        text = http.build_request("POST", "/v1/chat/completions", json=body)
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
-    head += "".join(f"{k}: {v}\r\n" for k, v in text.headers.items() if k.lower() != "host")
-    with socket.create_connection(("127.0.0.1", server.port)) as raw:
-        raw.sendall(head.encode() + b"\r\n" + text.content)
+    with raw_request(server, body):
         until = time.monotonic() + 20
         while not server.info()["occupancy"]["waiting"]:
             assert time.monotonic() < until
@@ -66,11 +61,26 @@ def test_metrics_tell_of_requests_pages_speculation_and_times(server: ServerProc
         'knockon_accepted_tokens_by_position_total{position="1"}',
         "knockon_verifications_total",
         "knockon_step_seconds_bucket",
+        "knockon_decode_step_seconds_sum",
+        'knockon_step_part_seconds_sum{part="draft"}',
+        'knockon_step_part_seconds_sum{part="verify"}',
+        'knockon_step_part_seconds_count{part="commit"}',
         "knockon_time_to_first_token_seconds_bucket",
         "knockon_time_per_output_token_seconds_bucket",
         "knockon_e2e_request_latency_seconds_bucket",
     ):
         assert name in text
+
+
+def test_the_server_tells_the_settings_in_force(server: ServerProcess) -> None:
+    info = server.info()
+    engine, own = info["engine"], info["server"]
+    assert engine["verify_width"] == info["metrics"]["verify_width"] > 1
+    assert engine["max_model_len"] == info["capacity"]["max_length"]
+    assert engine["speculative_algorithm"] == "DFLASH"
+    assert None not in (engine["max_batch_size"], engine["kv_memory"], engine["prefill_chunk"])
+    assert (own["port"], own["served_model_name"]) == (server.port, NAME)
+    assert "api_key" not in own
 
 
 def test_a_term_lets_answers_finish_and_takes_no_more(
@@ -97,6 +107,38 @@ def test_a_term_lets_answers_finish_and_takes_no_more(
         assert text == expected.text
         assert server.end() == 0
         assert "Traceback" not in server.log
+
+
+def test_clients_that_never_read_are_cut_off_when_the_drain_is_over(
+    tiny_arguments: list[str], tmp_path: Path
+) -> None:
+    with ServerProcess(tmp_path / "log", *tiny_arguments, "--drain-timeout", "1") as server:
+        server.wait_ready()
+        body = {"model": NAME, "messages": HELLO, "max_tokens": 400, "ignore_eos": True, "n": 8}
+        body |= {"stream": True, "logprobs": True, "top_logprobs": 20}
+        with raw_request(server, body) as unread:
+            unread.recv(1)
+            server.process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            assert server.end(20) == 0
+            assert time.monotonic() - began < 10
+        assert "1 requests cut off" in server.log
+        # No connection was waited for until the last resort of the HTTP library.
+        assert "timeout graceful shutdown exceeded" not in server.log
+        assert "Traceback" not in server.log
+
+
+def raw_request(server: ServerProcess, body: dict[str, Any]) -> socket.socket:
+    """A chat asked for over a socket that takes in little by itself."""
+    with server.http() as http:
+        asked = http.build_request("POST", "/v1/chat/completions", json=body)
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+    head += "".join(f"{k}: {v}\r\n" for k, v in asked.headers.items() if k.lower() != "host")
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.connect(("127.0.0.1", server.port))
+    raw.sendall(head.encode() + b"\r\n" + asked.content)
+    return raw
 
 
 def test_a_second_term_stops_at_once(tiny_arguments: list[str], tmp_path: Path) -> None:

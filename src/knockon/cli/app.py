@@ -23,6 +23,7 @@ app = typer.Typer(
     help="Serve a language model faster, token for token the same: Domino speculative decoding.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of long options off
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -45,15 +46,19 @@ def root(
     """Options that stand before the command."""
 
 
-app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    serve.serve
-)
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("train")(train.train)
+app.command(
+    "serve",
+    short_help="Serve a model over an OpenAI-compatible HTTP API.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(serve.serve)
+app.command("generate", short_help="Complete one prompt, or a file of them.")(generate.generate)
+app.command("chat", short_help="Talk to a model in the terminal.")(chat.chat)
+app.command("train", short_help="Make a drafter for a target.")(train.train)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
-app.command("doctor")(doctor.doctor)
+app.command("doctor", short_help="Show versions, devices, models, and what will be used.")(
+    doctor.doctor
+)
 
 
 def main() -> None:

@@ -18,14 +18,18 @@ from knockon.cli.bench_serving import serving
 app = typer.Typer(help="Measure parts of Knockon on this machine.", no_args_is_help=True)
 
 
-app.command("engine")(engine)
-app.command("serving")(serving)
-app.command("acceptance")(acceptance)
-app.command("matrix", context_settings={"allow_extra_args": True})(matrix)
-app.command("report")(report)
+app.command("engine", short_help="The engine's throughput, on random weights.")(engine)
+app.command("serving", short_help="Any OpenAI-compatible server, on a dataset.")(serving)
+app.command("acceptance", short_help="Accept lengths of drafters on real prompts.")(acceptance)
+app.command(
+    "matrix",
+    short_help="Methods x workloads x concurrencies, a server each.",
+    context_settings={"allow_extra_args": True},
+)(matrix)
+app.command("report", short_help="A matrix's tables and plots.")(report)
 
 
-@app.command("rollout")
+@app.command("rollout", short_help="The Domino rollout, stage by stage.")
 def rollout(
     shape: Annotated[
         str | None,

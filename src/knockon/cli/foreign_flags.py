@@ -10,14 +10,8 @@ _NO_MAMBA = (
     "there is no separate cache for recurrent state here; --kv-memory and --mem-fraction-static "
     "bound all that requests hold"
 )
-_GRAPHS = (
-    "graphs are captured for every batch up to --max-running-requests; lower that instead, or "
-    "switch them off with --disable-cuda-graph"
-)
 # Each takes one value.
 FOREIGN = {
-    "--cuda-graph-max-bs": _GRAPHS,
-    "--cuda-graph-max-bs-decode": _GRAPHS,
     "--cuda-graph-backend-prefill": (
         "short prefills run as graphs where steps do; --disable-cuda-graph switches both off"
     ),

@@ -74,6 +74,15 @@ DraftHeadDtype = Annotated[
         help="LM head that proposes: auto, the target's own, or fp8, a copy beside it.",
     ),
 ]
+CudaGraphMaxBs = Annotated[
+    int | None,
+    typer.Option(
+        "--cuda-graph-max-bs",
+        "--cuda-graph-max-bs-decode",
+        help="On GPUs, the largest batch with a CUDA graph; larger ones run without.",
+        show_default="every batch",
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(help="Positions a request may reach.", show_default="the model's own limit"),

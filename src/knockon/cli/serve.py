@@ -83,6 +83,7 @@ def serve(
     disable_cuda_graph: Annotated[
         bool, typer.Option("--disable-cuda-graph", help="Launch every step's kernels one by one.")
     ] = False,
+    cuda_graph_max_bs: options.CudaGraphMaxBs = None,
     random_seed: Annotated[
         int | None,
         typer.Option(
@@ -149,6 +150,7 @@ def serve(
         prefix_cache=not disable_radix_cache,
         attention_backend=backend,
         cuda_graph=not disable_cuda_graph,
+        cuda_graph_max_bs=cuda_graph_max_bs,
     )
     settings = ServerSettings(
         engine=vars(config),

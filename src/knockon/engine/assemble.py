@@ -15,6 +15,7 @@ from knockon.engine.build_runner import build_runner, this_device
 from knockon.engine.config import EngineConfig, default_verify_width
 from knockon.engine.engine import Engine
 from knockon.engine.flight import Runner
+from knockon.engine.graphs import default_buckets
 from knockon.engine.pipelined import PipelinedRunner
 from knockon.engine.rank_zero_width import RankZeroWidth
 from knockon.engine.settle import block_size_of, sizes_of
@@ -112,7 +113,10 @@ def width_policy(
     if config.verify_width != AUTO:
         return FixedWidth(widths[0])
     if isinstance(runner, PipelinedRunner) and runner.graphs.count:
-        policy = AdaptiveWidth(widths, runner.buckets, runner.time_graphs())
+        # Batches beyond the largest graph are timed apart: they run eagerly.
+        every = default_buckets(sizes_of(config).max_batch_size)
+        beyond = [bucket for bucket in every if bucket > runner.buckets[-1]]
+        policy = AdaptiveWidth(widths, (*runner.buckets, *beyond), runner.time_graphs())
     else:
         policy = AdaptiveWidth(widths)
     if group.size == 1:

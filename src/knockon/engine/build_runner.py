@@ -78,7 +78,7 @@ def build_runner(
         config.page_size,
         batch,
         longest + 3 * block_rows,
-        default_buckets(batch) if config.cuda_graph else (),
+        default_buckets(min(config.cuda_graph_max_bs or batch, batch)) if config.cuda_graph else (),
         accept,
         chunk if config.cuda_graph else 0,
     )

@@ -56,6 +56,8 @@ class EngineConfig:
         overlap_schedule: whether a step is launched before the tokens of the one before it have
             been read; ``None`` for where attention reads lengths on the device.
         cuda_graph: whether whole steps are captured as CUDA graphs; it takes ``overlap_schedule``.
+        cuda_graph_max_bs: the largest batch that has a graph; larger ones launch their kernels one
+            by one. ``None`` for ``max_batch_size``.
 
     Raises:
         Refused: a value of the wrong type or out of range.
@@ -83,6 +85,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     overlap_schedule: bool | None = None
     cuda_graph: bool = True
+    cuda_graph_max_bs: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -118,7 +121,7 @@ class EngineConfig:
             raise Refused("kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(KV_DTYPES)}")
         for name in ("tp_size", "page_size"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("max_batch_size", "kv_memory", "prefill_chunk"):
+        for name in ("max_batch_size", "kv_memory", "prefill_chunk", "cuda_graph_max_bs"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         _at_least(

@@ -51,6 +51,7 @@ class DeviceState:
         self.bonus = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self._integers = torch.zeros((slots + 1, 2), dtype=torch.int64, device=device)
         self._floats = torch.zeros((slots + 1, 3), dtype=torch.float32, device=device)
+        self._speculates = torch.ones(slots + 1, dtype=torch.bool, device=device)
         self._stays = [0] * slots  # of the requests in the slots, by what they name it
         self._pages = [0] * slots
 
@@ -68,6 +69,8 @@ class DeviceState:
             floats = [(row.temperature, row.top_p, row.log_min_p) for row in rows]
             self._integers.index_copy_(0, slots, upload(integers, torch.int64, self.device))
             self._floats.index_copy_(0, slots, upload(floats, torch.float32, self.device))
+            speculates = upload([r.params.speculation for r in arrived], torch.bool, self.device)
+            self._speculates.index_copy_(0, slots, speculates)
             for request in arrived:
                 self._stays[request.slot] = request.stay
         self._copy_pages(changed, {r.slot for r in arrived})
@@ -112,6 +115,7 @@ class DeviceState:
             top_k=integers[:, 1],
             top_p=floats[:, 1],
             log_min_p=floats[:, 2],
+            speculates=self._speculates[slots],
             penalties=None,
             bad_words=None,
             **kind._asdict(),

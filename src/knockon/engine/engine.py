@@ -27,6 +27,7 @@ from knockon.engine.sampling_params import SamplingParams
 from knockon.engine.scheduler import Scheduler, Step
 from knockon.engine.stopping import StopChecker
 from knockon.engine.width import WidthPolicy
+from knockon.errors import Refused
 
 
 @dataclass(frozen=True)
@@ -129,10 +130,14 @@ class Engine:
             bad_word_tokens(self.tokenizer, params.bad_words),
             stream,
         )
-        self.scheduler.add(request)
         self._stops[request_id] = StopChecker(
             params, self.tokenizer, self._eos, limit=self.max_length - len(request.prompt)
         )
+        try:
+            self.scheduler.add(request)
+        except Refused:
+            del self._stops[request_id]
+            raise
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now, wherever it stands; ``None`` if it has already ended."""
@@ -180,13 +185,19 @@ class Engine:
             now = time.perf_counter()
             for chunk in work.prefill:
                 chunk.request.start_time = chunk.request.start_time or now
-            width = self.widths.choose(len(work.decode)) if work.decode else 1
+            width = self._width(work.decode)
             flight = self.runner.launch(work, width)
             self._in_flight.append(_InFlight(flight, len(work.decode), width))
             self._take_off(work, width)
             self._land(self.runner.lag)
         else:
             self._land(0)
+
+    def _width(self, decode: Sequence[Request]) -> int:
+        """The verify width of the next step: 1 where nobody in it speculates."""
+        if any(request.params.speculation for request in decode):
+            return self.widths.choose(len(decode))
+        return 1
 
     def _take_off(self, work: Step, width: int) -> None:
         """Note what a launched step does to its requests, as far as that is known beforehand."""
@@ -211,8 +222,16 @@ class Engine:
             flight, batch, width = self._in_flight.popleft()
             landed = flight.land()
             if batch:
-                gained = [len(own) for gains in landed if gains.verified for own in gains.tokens]
-                self.widths.record(batch, width, gained, flight.seconds)
+                self._tally.landed(flight.seconds, flight.parts)
+                gained = [
+                    len(own)
+                    for gains in landed
+                    if gains.verified
+                    for request, own in zip(gains.requests, gains.tokens, strict=True)
+                    if request.params.speculation
+                ]
+                if gained:
+                    self.widths.record(batch, width, gained, flight.seconds)
             for gains in landed:
                 self._take_in(gains, width)
 
@@ -237,7 +256,8 @@ class Engine:
             if verified:
                 request.length += len(tokens)
                 request.accept_lengths.append(kept)
-                lengths.append(kept)
+                if request.params.speculation:
+                    lengths.append(kept)
             else:
                 request.first_token_time = time.perf_counter()
             if kept < len(tokens):

@@ -38,9 +38,12 @@ class Flight(Protocol):
 
     Attributes:
         seconds: what its verification took, known once it has landed; 0 without one.
+        parts: of those, what each of :data:`~knockon.engine.part_times.PARTS` took; empty where
+            they cannot be told apart: on a GPU a step is launched as a whole.
     """
 
     seconds: float
+    parts: Sequence[float]
 
     def land(self) -> list[Gains]:
         """Wait for the step, and tell what each of its forwards gave, prefill first."""
@@ -76,6 +79,7 @@ class Landed:
 
     gains: list[Gains] = field(default_factory=list)
     seconds: float = 0.0
+    parts: Sequence[float] = ()
 
     def land(self) -> list[Gains]:
         """What each forward gave."""
@@ -142,6 +146,7 @@ class PipelinedFlight:
         self._parts = parts
         self._clock = clock
         self.seconds = 0.0
+        self.parts: Sequence[float] = ()
 
     def land(self) -> list[Gains]:
         """Wait for the copies, and read them."""

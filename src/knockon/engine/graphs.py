@@ -108,9 +108,9 @@ class Graphs:
         return found
 
 
-def bucket_of(batch: int, buckets: Iterable[int]) -> int:
-    """The smallest bucket that holds ``batch`` requests; the largest must."""
-    return min(bucket for bucket in buckets if bucket >= batch)
+def bucket_of(batch: int, buckets: Iterable[int]) -> int | None:
+    """The smallest bucket that holds ``batch`` requests, if one does."""
+    return min((bucket for bucket in buckets if bucket >= batch), default=None)
 
 
 def default_buckets(max_batch_size: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,10 +17,11 @@ from knockon.engine.metrics import EngineMetrics
 from knockon.engine.noise import fresh_seed
 from knockon.engine.occupancy import Capacity, Occupancy
 from knockon.engine.prompts import Prompt, as_prompts, encode_prompt
+from knockon.engine.rank_calls import RankCalls
 from knockon.engine.request import RequestOutput
 from knockon.engine.sampling_params import SamplingParams
 from knockon.engine.settle import check
-from knockon.errors import RankFailed, Refused
+from knockon.errors import KnockonError, RankFailed, Refused
 from knockon.models.target import read_config
 from knockon.models.tokenizer import load_tokenizer
 from knockon.parallel import SingleRank
@@ -61,6 +62,7 @@ class LLM:
         asked = EngineConfig(**names, tp_size=tp_size, dtype=dtype, **settings)
         self.config = check(asked)
         self._pool: RankPool | None = None
+        self._ranks: RankCalls | None = None
         self._engine: Engine | None = None
         self._closed = False
         self._ids = itertools.count()
@@ -79,6 +81,7 @@ class LLM:
                 {"config": self.config},
                 backend="nccl" if self.config.device == "cuda" else "gloo",
             )
+            self._ranks = RankCalls(self._pool)
 
     def generate(
         self,
@@ -153,11 +156,13 @@ class LLM:
 
         A :meth:`generate` or :meth:`stream` that waits for it gets the same result, and goes on.
         """
-        with self._turn:
-            output: RequestOutput | None = self._call("abort", request_id)
+
+        def tell(output: RequestOutput | None) -> None:
             if output is not None and self._mail.owned(request_id):
                 self._mail.deliver([StepOutput(request_id, "", [], output)])
-            return output
+
+        aborted: RequestOutput | None = self._call("abort", request_id, then=tell)
+        return aborted
 
     def metrics(self) -> EngineMetrics:
         """What the engine has done since it was made: exchanges taken, accept lengths, NaN rows.
@@ -200,9 +205,14 @@ class LLM:
         seed = params.seed if params.seed is not None else fresh_seed()
         with self._turn:
             request_id = str(next(self._ids))
-            self._call("add", request_id, ids, params, seed, stream)
-            if box is not None:
-                self._mail.open(request_id, box)
+            try:
+                if box is not None:
+                    self._mail.open(request_id, box)
+                self._call("add", request_id, ids, params, seed, stream)
+            except BaseException as error:
+                # Interrupted, the engine may have it all the same, and nobody would know its name.
+                self._leave([request_id], [] if isinstance(error, KnockonError) else [request_id])
+                raise
         return request_id
 
     def _next_outputs(self, box: list[StepOutput]) -> list[StepOutput]:
@@ -213,8 +223,7 @@ class LLM:
             return take(box)
 
     def _advance(self) -> None:
-        with self._turn:
-            self._mail.deliver(self._call("step"))
+        self._call("step", then=self._mail.deliver)
 
     def _leave(self, ids: Sequence[str], unfinished: Sequence[str]) -> None:
         """Give up a call's boxes, and end those of its requests that still run."""
@@ -245,13 +254,18 @@ class LLM:
         fields = vars(read_config(self.config.model))
         return {name: value for name, value in fields.items() if isinstance(value, int | str)}
 
-    def _call(self, method: str, *args: object) -> Any:
+    def _call(
+        self, method: str, *args: object, then: Callable[[Any], None] = lambda value: None
+    ) -> Any:
+        """Call the engine, and do with the result what is to be done with it."""
         with self._turn:
             if self._closed:
                 raise Refused("LLM", "closed", "an LLM that has not been closed")
-            if self._pool is not None:
-                return self._pool.call(method, *args)
-            return getattr(self._engine, method)(*args)
+            if self._ranks is not None:
+                return self._ranks.call(method, *args, then=then)
+            value = getattr(self._engine, method)(*args)
+            then(value)
+            return value
 
     def close(self) -> None:
         """Free the models and end the ranks; may be called twice."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from knockon.drafters.base import Drafter
+from knockon.engine.part_times import PARTS
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,12 @@ class EngineMetrics:
             rank whose shard had one.
         steps: decode steps.
         blocks: blocks drafted, one a request a step.
-        accept_lengths: verifications by the number of tokens kept, bonus included.
+        accept_lengths: verifications by the number of tokens kept, bonus included; those of
+            requests with speculation off are not counted.
+        timed_steps: decode steps whose tokens have been read.
+        step_seconds: what those took, prefill left out.
+        part_seconds: of those, what each of :data:`~knockon.engine.part_times.PARTS` took; empty
+            where a step is launched as a whole (on GPUs).
     """
 
     draft: str | None
@@ -50,6 +57,9 @@ class EngineMetrics:
     steps: int
     blocks: int
     accept_lengths: dict[int, int]
+    timed_steps: int
+    step_seconds: float
+    part_seconds: dict[str, float]
 
     @property
     def mean_accept_length(self) -> float:
@@ -68,6 +78,9 @@ class Tally:
     widths: Counter[int] = field(default_factory=Counter)
     exchanges: Counter[str] = field(default_factory=Counter)
     accept_lengths: Counter[int] = field(default_factory=Counter)
+    timed_steps: int = 0
+    step_seconds: float = 0.0
+    part_seconds: dict[str, float] = field(default_factory=dict)
 
     def step(self, batch: int, width: int, drafter: Drafter | None) -> None:
         """Count a decode step of ``batch`` requests, and the exchange that its sizes decide."""
@@ -79,6 +92,13 @@ class Tally:
         exchange = drafter.exchange_for(batch, width - 1)
         if exchange is not None:
             self.exchanges[exchange] += 1
+
+    def landed(self, seconds: float, parts: Sequence[float]) -> None:
+        """Count the time of a decode step; ``parts`` as :class:`~knockon.engine.flight.Flight`."""
+        self.timed_steps += 1
+        self.step_seconds += seconds
+        for part, took in zip(PARTS, parts, strict=False):
+            self.part_seconds[part] = self.part_seconds.get(part, 0.0) + took
 
     def snapshot(self, width: int | str, drafter: Drafter | None) -> EngineMetrics:
         """Read the device where a count lies there; on several ranks, all must ask together."""
@@ -99,4 +119,7 @@ class Tally:
             steps=self.steps,
             blocks=self.blocks,
             accept_lengths=dict(sorted(self.accept_lengths.items())),
+            timed_steps=self.timed_steps,
+            step_seconds=self.step_seconds,
+            part_seconds=dict(self.part_seconds),
         )

@@ -72,8 +72,8 @@ class PipelinedRunner:
         page_size: positions a page.
         max_batch_size: requests computed at once.
         max_positions: positions that a request may write to, slack for its last block included.
-        buckets: batch sizes that graphs are made for, ascending, up to ``max_batch_size``; none
-            runs every step eagerly.
+        buckets: batch sizes that graphs are made for, ascending, up to ``max_batch_size``; larger
+            batches run eagerly, and all of them without any.
         accept: see :class:`Engines`.
         most_prefill_rows: up to how many prompt tokens a prefill runs as a graph; 0 for none.
     """
@@ -174,8 +174,7 @@ class PipelinedRunner:
             starts, counts = torch.zeros_like(idle), torch.full_like(idle, rows)
             hidden, ends = self._run_rows(idle, tokens, starts, counts)
             self._first_tokens(hidden, ends.zero_(), idle, _GREEDY)
-            bucket = max(self._slots, default=len(self._placed))
-            self._step(idle.expand(bucket).contiguous(), width, _GREEDY)
+            self._step(idle.expand(len(self._placed)).contiguous(), width, _GREEDY)
 
     def _decode(self, requests: Sequence[Request], width: int) -> Awaited:
         batch = self._compose(requests)
@@ -198,10 +197,10 @@ class PipelinedRunner:
         kind = None
         if not any(p.logprobs is not None or p.needs_history for p in params):
             kind = self._kind(requests).rounded()
-        if kind is None or not self._slots:
+        bucket = bucket_of(len(requests), self._slots)
+        if kind is None or bucket is None:
             batch = _Batch(stays, upload(slots, torch.int64, self.device), kind, None)
         else:
-            bucket = bucket_of(len(requests), self._slots)
             self._fill(bucket, slots)
             batch = _Batch(stays, self._slots[bucket], kind, bucket)
         self._batch = batch

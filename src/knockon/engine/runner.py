@@ -11,6 +11,7 @@ from torch import Tensor
 
 from knockon.drafters.base import Drafter
 from knockon.engine.flight import Gains, Landed
+from knockon.engine.part_times import PartTimes
 from knockon.engine.request import Request
 from knockon.engine.sampling import SamplingBatch, sample, sampling_of
 from knockon.engine.scheduler import PrefillChunk, Step
@@ -72,12 +73,15 @@ class ModelRunner:
                 tokens = first.accepted.tokens[0].tolist()
                 gains.append(Gains([chunk.request], [tokens], first.logits, verified=False))
         began = time.perf_counter()
+        parts = PartTimes()
         if step.decode:
-            accepted, logits = self.decode(step.decode, width)
+            accepted, logits = self.decode(step.decode, width, parts)
             rows = zip(accepted.tokens.tolist(), accepted.lengths.tolist(), strict=True)
             kept = [tokens[:gained] for tokens, gained in rows]
             gains.append(Gains(step.decode, kept, logits, verified=True))
-        return Landed(gains, time.perf_counter() - began)
+        # On a GPU a part has only been launched when the next begins: its time is not known.
+        told = parts.seconds if self.target.device.type == "cpu" else ()
+        return Landed(gains, time.perf_counter() - began, told)
 
     @torch.inference_mode()
     def prefill(self, chunk: PrefillChunk) -> FirstToken | None:
@@ -111,7 +115,9 @@ class ModelRunner:
         return FirstToken(accept(nothing, drawn), logits)
 
     @torch.inference_mode()
-    def decode(self, requests: Sequence[Request], width: int) -> tuple[Accepted, Tensor]:
+    def decode(
+        self, requests: Sequence[Request], width: int, parts: PartTimes
+    ) -> tuple[Accepted, Tensor]:
         """One speculative step for the batch: what was accepted, and the logits ``[B, w, V]``."""
         device = self.target.device
         lengths = [request.length for request in requests]
@@ -127,7 +133,9 @@ class ModelRunner:
         if self._sampling is None or batch != self._batch:
             self._sampling = sampling_of(requests, self.target.config.vocab_size, device)
         self._batch = ()  # an interrupted step may have counted tokens that nobody received
-        accepted, logits = speculative_step(self._engines, state, self._sampling, width)
+        accepted, logits = speculative_step(
+            self._engines, state, self._sampling, width, parts.part_ended
+        )
         self._sampling.record(accepted.tokens, accepted.lengths)
         self._batch = tuple(
             (request.id, len(request.tokens) + gained)

@@ -106,6 +106,7 @@ class SamplingBatch:
         top_k: int64 ``[B]``, 0 for off.
         top_p: float32 ``[B]``, ``inf`` for off.
         log_min_p: float32 ``[B]``, ``-inf`` for off.
+        speculates: bool ``[B]``, whether proposals may be accepted.
         penalties: counts of the penalised requests, ``None`` without any.
         bad_words: banned sequences, ``None`` without any.
         all_greedy: known to the host, as are the next four; they choose what is computed.
@@ -120,6 +121,7 @@ class SamplingBatch:
     top_k: Tensor
     top_p: Tensor
     log_min_p: Tensor
+    speculates: Tensor
     penalties: Penalties | None
     bad_words: BadWords | None
     all_greedy: bool
@@ -155,7 +157,7 @@ class SamplingBatch:
                 device,
             )
 
-        def tensor(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        def tensor(values: Sequence[float | bool], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 
         return cls(
@@ -164,6 +166,7 @@ class SamplingBatch:
             top_k=tensor([row.top_k for row in rows], torch.int64),
             top_p=tensor([row.top_p for row in rows], torch.float32),
             log_min_p=tensor([row.log_min_p for row in rows], torch.float32),
+            speculates=tensor([p.speculation for p in params], torch.bool),
             penalties=penalties,
             bad_words=BadWords.build(
                 [request.bad_words for request in requests],

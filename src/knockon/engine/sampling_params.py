@@ -44,6 +44,8 @@ class SamplingParams:
         presence_penalty: subtracted from the logits of tokens already in the output, in [-2, 2].
         frequency_penalty: subtracted once for each time a token is in the output, in [-2, 2].
         include_stop_str_in_output: leave the stop string (or stop token) at the end of the text.
+        speculation: whether proposals may be accepted. Without, each step gives one token, as the
+            target alone would; with or without, the tokens are the same.
 
     Raises:
         Refused: a value is of the wrong type or out of range; names the field and the value.
@@ -64,6 +66,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     include_stop_str_in_output: bool = False
+    speculation: bool = True
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -98,7 +101,7 @@ class SamplingParams:
         if self.logprobs is not None:
             wanted = "an integer >= 0 or None"
             put("logprobs", _integer("logprobs", self.logprobs, 0, wanted))
-        for name in ("ignore_eos", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "speculation"):
             if not isinstance(getattr(self, name), bool):
                 raise Refused(name, getattr(self, name), "True or False")
         for name in ("stop", "bad_words"):

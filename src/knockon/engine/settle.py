@@ -109,12 +109,16 @@ def settle(config: EngineConfig) -> EngineConfig:
     if backend == "auto":
         backend = "torch" if dtype == "float64" else attention.value
     config = config.replace(device=device, dtype=dtype, attention_backend=backend)
+    sizes = sizes_of(config)
+    graphs = config.cuda_graph and backend == "triton"
+    most = min(config.cuda_graph_max_bs or sizes.max_batch_size, sizes.max_batch_size)
     return config.replace(
-        **dataclasses.asdict(sizes_of(config)),
+        **dataclasses.asdict(sizes),
         overlap_schedule=(
             backend == "triton" if config.overlap_schedule is None else config.overlap_schedule
         ),
-        cuda_graph=config.cuda_graph and backend == "triton",
+        cuda_graph=graphs,
+        cuda_graph_max_bs=most if graphs else None,
     )
 
 

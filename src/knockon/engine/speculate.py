@@ -56,8 +56,12 @@ Accept = Callable[[Tensor, Tensor, Tensor, SamplingBatch], Accepted]
 def accept_drawn(
     proposals: Tensor, drawn: Tensor, positions: Tensor, sampling: SamplingBatch
 ) -> Accepted:
-    """What the target drew too, and nothing else: :func:`~knockon.engine.verify.accept`."""
-    return accept(proposals, drawn)
+    """What the target drew too, and nothing else: :func:`~knockon.engine.verify.accept`.
+
+    Of a request that is not to speculate no proposal is accepted, so it gains the target's token at
+    its first row: what the target alone would give, whatever width its batch is verified at.
+    """
+    return accept(torch.where(sampling.speculates[:, None], proposals, -1), drawn)
 
 
 @dataclass(frozen=True)
@@ -86,25 +90,37 @@ class Engines:
             self.drafter.bind_kv(slots)
 
 
+def untimed() -> None:
+    """Marks the end of a part where nobody asks how long it took."""
+
+
 def speculative_step(
-    engines: Engines, state: DecodeState, sampling: SamplingBatch, width: int
+    engines: Engines,
+    state: DecodeState,
+    sampling: SamplingBatch,
+    width: int,
+    part_ended: Callable[[], None] = untimed,
 ) -> tuple[Accepted, Tensor]:
     """Propose ``width - 1`` tokens per request, verify them and commit what the target agrees with.
 
     Args:
         width: the verify width ``w``; 1 decodes without speculation.
+        part_ended: called on the host after each of :data:`~knockon.engine.part_times.PARTS`.
 
     Returns:
         What was accepted, and the target's logits ``[B, w, V]`` at the verified rows.
     """
     proposals = propose(engines, state, width - 1)
+    part_ended()
     block = torch.cat([state.bonus.unsqueeze(1), proposals], dim=1)
     plan = state.plan(width, engines.page_size)
     logits, features = verify(engines, block, plan)
     drawn = sample(logits, proposals, plan.positions + 1, sampling)
     accepted = engines.accept(proposals, drawn, plan.positions, sampling)
     accepted = agree(accepted, engines.group)
+    part_ended()
     commit(engines, state, block, features, plan, accepted)
+    part_ended()
     return accepted, logits
 
 

@@ -10,6 +10,7 @@ import socket
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from knockon.errors import RankFailed, Refused
+from knockon.parallel.pending_call import PendingCall
 from knockon.parallel.rank_messages import Start
 from knockon.parallel.rank_supervisor import RankSupervisor
 
@@ -97,8 +99,8 @@ class RankPool:
     def call(self, method: str, *args: object, timeout: float | None = None) -> Any:
         """Run ``worker.method(*args)`` on every rank; rank 0's result, once all have finished.
 
-        An interrupt (Ctrl-C) ends the waiting, not the ranks: they finish the call, its result is
-        dropped, and what is sent next follows it.
+        An interrupt (Ctrl-C) ends the waiting, not the ranks: they finish the call, and what is
+        sent next follows it. Who wants the result all the same takes :meth:`start`.
 
         Args:
             timeout: seconds after which the ranks that have not answered are named and all ended.
@@ -107,11 +109,15 @@ class RankPool:
             RankFailed: a rank raised, died or took too long, now or before; or the pool is closed.
             KnockonError: the one that every rank raised alike; the pool can still be used.
         """
-        return pickle.loads(self._submit(method, args, gather=False, timeout=timeout)[0])
+        return self.start(method, *args, timeout=timeout).result()
+
+    def start(self, method: str, *args: object, timeout: float | None = None) -> PendingCall:
+        """Like `call`, without waiting: the result can be asked for later."""
+        return PendingCall(self._submit(method, args, gather=False, timeout=timeout))
 
     def call_all(self, method: str, *args: object, timeout: float | None = None) -> list[Any]:
         """Like `call`, with every rank's result, by rank."""
-        values = self._submit(method, args, gather=True, timeout=timeout)
+        values = self._submit(method, args, gather=True, timeout=timeout).result()
         return [pickle.loads(value) for value in values]
 
     def cast(self, method: str, *args: object) -> None:
@@ -137,11 +143,10 @@ class RankPool:
 
     def _submit(
         self, method: str, args: tuple[object, ...], *, gather: bool, timeout: float | None
-    ) -> list[bytes]:
-        future = self._supervisor.submit(
+    ) -> Future[list[bytes]]:
+        return self._supervisor.submit(
             method, pickle.dumps(args), gather=gather, noted=True, timeout=timeout
         )
-        return future.result()
 
 
 def _check(size: int, factory: str | Callable[..., object], backend: str, timeout: float) -> None:

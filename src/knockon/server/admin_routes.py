@@ -30,6 +30,7 @@ def _state(request: Request) -> ServerState:
     return state
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 while the process is worth keeping, loading included."""
@@ -39,6 +40,7 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
+@router.head("/health/ready", include_in_schema=False)
 @router.get("/health/ready")
 async def ready(request: Request) -> Response:
     """200 while requests are served; else 503 with the reason."""
@@ -89,6 +91,7 @@ async def flush_cache(request: Request) -> dict[str, Any]:
     return {"flushed_pages": pages, "requests_in_flight": state.engine.in_flight}
 
 
+@router.head("/", include_in_schema=False)
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
     """The built-in page."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -53,6 +54,10 @@ def build_app(state: ServerState) -> FastAPI:
     return app
 
 
+_quote = reprlib.Repr()
+_quote.maxstring = _quote.maxother = 60
+
+
 def _from_validation(errors: Any) -> ApiError:
     """The first fault found, and where."""
     first = errors[0]
@@ -61,4 +66,11 @@ def _from_validation(errors: Any) -> ApiError:
         return bad_request(f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")
     if not place:
         return bad_request("the body must be a JSON object, sent as application/json")
-    return bad_request(f"{place}: {first['msg']}", place, first["type"])
+    text = f"{place}: {first['msg']}"
+    if first["type"] != "missing":  # whose input is the object that lacks it
+        found = _quote.repr(first["input"])
+        wanted = first["msg"].removeprefix("Input should be ")
+        text = f"{place}: found {found}, wanted {wanted}"
+        if wanted == first["msg"]:
+            text = f"{place}: {wanted}; found {found}"
+    return bad_request(text, place, first["type"])

@@ -76,12 +76,6 @@ class EngineClient:
         return len(self._submissions)
 
     @property
-    def speculates(self) -> bool:
-        """Whether a drafter is loaded."""
-        algorithm, draft = (self.config.get(name) for name in ("speculative_algorithm", "draft"))
-        return algorithm != "NONE" and (draft is not None or algorithm == "MTP")
-
-    @property
     def pid(self) -> int | None:
         """The engine's process."""
         return self._process.pid if self._process is not None else None

@@ -13,11 +13,15 @@ import os
 import signal
 import sys
 import traceback
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from knockon.errors import KnockonError, Refused
 from knockon.server import messages as m
+
+if TYPE_CHECKING:
+    from knockon.engine.llm import LLM
 
 LINGER = 2000  # ms for the last words to get through
 
@@ -64,8 +68,7 @@ def _serve(socket: zmq.Socket[bytes], parent: int) -> int:
         return 1
     with llm:
         loop = EngineLoop(llm, socket, parent)
-        settings, sizes = dataclasses.asdict(llm.config), llm.model_sizes()
-        loop.send(m.Ready(llm.capacity(), settings, environment(), sizes))
+        loop.send(m.Ready(llm.capacity(), in_force(llm), environment(), llm.model_sizes()))
         try:
             loop.run()
         except KnockonError as error:
@@ -75,6 +78,19 @@ def _serve(socket: zmq.Socket[bytes], parent: int) -> int:
             loop.send(m.Failed(traceback.format_exc(), refused=False))
             return 1
     return 0
+
+
+def in_force(llm: LLM) -> dict[str, Any]:
+    """The engine's settings, with what was decided where nothing was asked for."""
+    metrics, config = llm.metrics(), llm.config
+    algorithm = {None: "NONE", "mtp": "MTP"}.get(metrics.draft, "DFLASH")
+    decided = config.replace(
+        max_model_len=llm.capacity().max_length,
+        verify_width=metrics.verify_width,
+        speculative_algorithm=algorithm,
+        speculative_num_steps=config.mtp_steps() if algorithm == "MTP" else None,
+    )
+    return dataclasses.asdict(decided)
 
 
 if __name__ == "__main__":

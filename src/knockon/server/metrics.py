@@ -13,7 +13,8 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, SummaryMetricFamily
+from prometheus_client.metrics_core import Metric
 
 from knockon.server.messages import Delta, Stats
 
@@ -120,13 +121,13 @@ class Metrics:
 
 
 class _SpeculationCollector:
-    """Accept lengths as the engine has counted them."""
+    """Accept lengths and times of decode steps, as the engine has counted them."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, Any] = {}
 
-    def collect(self) -> list[CounterMetricFamily]:
-        """Verifications, and how often each position of a block was kept."""
+    def collect(self) -> list[Metric]:
+        """Verifications, how often each position of a block was kept, and what steps took."""
         lengths = {int(k): n for k, n in self.metrics.get("accept_lengths", {}).items()}
         by_position = CounterMetricFamily(
             "knockon_accepted_tokens_by_position",
@@ -149,4 +150,21 @@ class _SpeculationCollector:
         )
         for width, count in self.metrics.get("widths", {}).items():
             widths.add_metric([str(width)], count)
-        return [by_position, verifications, kept_tokens, widths]
+        return [by_position, verifications, kept_tokens, widths, *self._times()]
+
+    def _times(self) -> list[Metric]:
+        steps = self.metrics.get("timed_steps", 0)
+        whole = SummaryMetricFamily(
+            "knockon_decode_step_seconds",
+            "A decode step, from draft to commit, where it runs.",
+            count_value=steps,
+            sum_value=self.metrics.get("step_seconds", 0.0),
+        )
+        parts = SummaryMetricFamily(
+            "knockon_step_part_seconds",
+            "Parts of a decode step, where they run one by one (not in CUDA graphs).",
+            labels=["part"],
+        )
+        for part, seconds in self.metrics.get("part_seconds", {}).items():
+            parts.add_metric([part], count_value=steps, sum_value=seconds)
+        return [whole, parts]

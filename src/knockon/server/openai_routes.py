@@ -64,7 +64,7 @@ async def _generate(body: ChatBody | CompletionBody, state: ServerState) -> Resp
     arrival = time.perf_counter()
     capacity, encoder = state.serving()
     state.check_model(body.model)
-    refuse_unsupported(body, state.engine.speculates)
+    refuse_unsupported(body)
     each = body.n or 1
     expected = each if isinstance(body, ChatBody) else each * _count(body)
     state.admit(expected, capacity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -26,6 +27,7 @@ from knockon.server.state import ServerState
 
 logger = logging.getLogger("knockon.server")
 LAST_ANSWERS = 1.0  # s that clients get to hear that the engine has failed
+LAST_READS = 4.0  # s that clients get to read what has been written to them
 
 
 class EngineFailed(KnockonError, RuntimeError):
@@ -68,6 +70,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
+    settings = dataclasses.replace(
+        settings, port=listener.getsockname()[1], served_model_name=settings.model_name
+    )
     metrics = Metrics()
     engine = EngineClient(settings.watchdog_timeout, metrics)
     state = ServerState(settings, engine, metrics, time.time())
@@ -76,7 +81,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
         log_config=None,
         access_log=settings.log_level == "debug",
         lifespan="off",
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=int(LAST_READS) + 2,
         server_header=False,
     )
     server = _Server(config)
@@ -125,16 +130,27 @@ async def _read_tokenizer(model: Path) -> Any:
         return refused
 
 
-async def _leave_with_engine(engine: EngineClient, server: uvicorn.Server) -> None:
+async def _leave_with_engine(engine: EngineClient, server: _Server) -> None:
     await engine.failed.wait()
     if not engine.refused:
         logger.error("the engine has failed: %s", engine.cause)
     await asyncio.sleep(LAST_ANSWERS)
-    server.should_exit = True
+    await server.leave()
 
 
 class _Server(uvicorn.Server):
     """Leaves signals to :class:`_Signals`."""
+
+    async def leave(self) -> None:
+        """End, and let no client that does not read hold that up."""
+        self.should_exit = True
+        await asyncio.sleep(LAST_READS)
+        self.cut_off()
+
+    def cut_off(self) -> None:
+        """Drop every connection, with whatever was not read from it."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -144,7 +160,7 @@ class _Server(uvicorn.Server):
 class _Signals:
     """The first SIGTERM or SIGINT drains, the second ends the process."""
 
-    def __init__(self, state: ServerState, server: uvicorn.Server) -> None:
+    def __init__(self, state: ServerState, server: _Server) -> None:
         self.seen = 0
         self._state = state
         self._server = server
@@ -182,6 +198,7 @@ class _Signals:
         while state.open_requests or state.waiting_to_encode:
             if time.monotonic() > until:
                 logger.warning("%d requests cut off: drain_timeout is over", state.open_requests)
+                self._server.cut_off()
                 break
             await asyncio.sleep(0.02)
-        self._server.should_exit = True
+        await self._server.leave()

@@ -13,7 +13,7 @@ COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat takes the
 _PLAIN = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty"),
     *("frequency_penalty", "repetition_penalty", "ignore_eos", "bad_words", "stop_token_ids"),
-    "include_stop_str_in_output",
+    *("include_stop_str_in_output", "speculation"),
 )
 _INT64 = 1 << 63
 

@@ -41,11 +41,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unsupported(body: GenerationBody, speculates: bool) -> None:
+def refuse_unsupported(body: GenerationBody) -> None:
     """Hold a body's fields against what can be done.
-
-    Args:
-        speculates: whether the server has a drafter.
 
     Raises:
         ApiError: 400, naming the field.
@@ -57,12 +54,6 @@ def refuse_unsupported(body: GenerationBody, speculates: bool) -> None:
     best_of = extra.get("best_of")
     if best_of is not None and not _same(best_of, body.n or 1):
         raise _unsupported("best_of", "it can only be what n is")
-    if body.speculation is False and speculates:
-        raise _unsupported(
-            "speculation",
-            "all sequences of a step share one verify width; start a server with "
-            "--speculative-algorithm NONE to decode without. The tokens are the same",
-        )
     if isinstance(body, ChatBody):
         _refuse_tool_choice(body)
         if body.top_logprobs is not None and not body.logprobs:

@@ -86,8 +86,10 @@ def test_failures_are_counted_and_named(server: ServerProcess, dataset: Path) ->
 
 
 def test_a_server_that_cannot_be_measured_is_said_so(server: ServerProcess, dataset: Path) -> None:
-    with pytest.raises(BenchFailed, match="401"):
-        measure(ServingSettings(server.url, dataset, output_len=4, api_key="wrong"))
+    for key, model in (("wrong", None), (None, None), (None, "m")):
+        with pytest.raises(BenchFailed, match=r"401: the server asks for a key.*--api-key") as no:
+            measure(ServingSettings(server.url, dataset, model=model, output_len=4, api_key=key))
+        assert "\n" not in str(no.value)
     with pytest.raises(BenchFailed, match="warm-up"):
         measure(ServingSettings(server.url, dataset, model="m", output_len=4, api_key=KEY))
 

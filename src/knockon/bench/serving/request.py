@@ -12,6 +12,8 @@ import httpx
 from knockon.bench.serving.dataset import BenchPrompt
 from knockon.bench.serving.settings import ServingSettings
 
+KEY_WANTED = "HTTP 401: the server asks for a key, the right one (--api-key or OPENAI_API_KEY)"
+
 
 @dataclass
 class Timed:
@@ -78,6 +80,9 @@ async def send(
     timed = Timed(name, started=sent - began)
     try:
         async with client.stream("POST", path, json=body) as answer:
+            if answer.status_code == 401:
+                timed.error = KEY_WANTED
+                return timed
             if answer.status_code != 200:
                 text = (await answer.aread()).decode(errors="replace")
                 timed.error = f"HTTP {answer.status_code}: {text[:300]}"

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from knockon.bench.serving.dataset import BenchPrompt, draw, read_dataset
-from knockon.bench.serving.request import Timed, body_of, send
+from knockon.bench.serving.request import KEY_WANTED, Timed, body_of, send
 from knockon.bench.serving.settings import ServingSettings
 from knockon.bench.serving.summary import Summary, summarise
 from knockon.errors import KnockonError, Refused
@@ -154,11 +154,19 @@ async def _warm_up(
 async def _ask_model(client: httpx.AsyncClient) -> str:
     try:
         answer = await client.get("/v1/models")
+        if answer.status_code == 401:
+            raise BenchFailed(f"{client.base_url}: {KEY_WANTED}")
         answer.raise_for_status()
         name: str = answer.json()["data"][0]["id"]
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise BenchFailed(f"{client.base_url} tells no model at /v1/models: {error}") from None
+        raise BenchFailed(
+            f"{client.base_url} tells no model at /v1/models: {_one_line(error)}"
+        ) from None
     return name
+
+
+def _one_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 async def _ask_server(client: httpx.AsyncClient) -> dict[str, Any] | None:

@@ -1,0 +1,31 @@
+"""Sizes that graphs are made for."""
+
+from __future__ import annotations
+
+from knockon.engine.graphs import PrefillKey, bucket_of, first_prefills, prefill_shape
+
+
+def test_a_batch_beyond_every_bucket_has_none() -> None:
+    assert [bucket_of(batch, (1, 2, 8)) for batch in (1, 2, 3, 8, 9)] == [1, 2, 8, 8, None]
+    assert bucket_of(1, ()) is None
+
+
+def test_prefills_are_rounded_up_to_few_sizes() -> None:
+    assert prefill_shape(1, 5, 5, 1024) == PrefillKey(1, 16)
+    assert prefill_shape(1, 90, 90, 1024) == PrefillKey(1, 96)
+    assert prefill_shape(3, 40, 110, 1024) == PrefillKey(4, 48)
+    assert prefill_shape(1, 1024, 1024, 1024) == PrefillKey(1, 1024)
+    assert prefill_shape(1, 1025, 1025, 1024) is None  # too large
+    assert prefill_shape(5, 200, 700, 4096) is None  # more padding than it is worth
+    assert prefill_shape(1, 7, 7, 0) is None  # no graphs
+    for requests, rows in [(1, 1), (2, 17), (7, 45), (64, 64), (1, 700)]:
+        key = prefill_shape(requests, rows, requests * rows, 1 << 20)
+        assert key is not None and key.requests >= requests and key.rows >= rows
+
+
+def test_a_start_makes_graphs_of_no_more_requests_than_run_at_once() -> None:
+    for at_once, requests in [(1, {1}), (2, {1, 2}), (3, {1, 2, 4}), (64, {1, 2, 4})]:
+        found = first_prefills(4096, at_once)
+        assert {key.requests for key in found} == requests
+        needed = {prefill_shape(n, 100, n * 100, 4096) for n in range(1, min(at_once, 4) + 1)}
+        assert needed - {None} <= set(found)
