@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from knockon.engine.pipelined import PipelinedRunner
 from knockon.engine.runner import ModelRunner
 from knockon.engine.settle import sizes_of
 from knockon.engine.speculate import Accept, accept_drawn
+from knockon.engine.state_memory import plan_states
 from knockon.errors import Refused
 from knockon.layers.attention.base import FP8
 from knockon.models.target import Target
@@ -51,7 +53,8 @@ def build_runner(
         accept: see :class:`~knockon.engine.speculate.Engines`.
 
     Raises:
-        Refused: KV memory that does not suffice.
+        Refused: KV memory that does not suffice, fewer states than requests, or steps in flight of
+            a target with recurrent layers.
     """
     # Where cuBLAS splits a product over its columns, the parts are added up in FP32: sums decide
     # tokens. (Settings of the process; on a CPU nothing reads them.)
@@ -69,8 +72,13 @@ def build_runner(
 
     if not config.overlap_schedule:
         budget = plan(_asked_memory(sizes) // group.size)
+        states = plan_states(config, target, batch, widths[-1])
+        budget = dataclasses.replace(budget, states=states)
         pages, size = budget.num_pages, config.page_size
-        return ModelRunner(target, drafter, pages, size, accept), budget
+        return ModelRunner(target, drafter, pages, size, accept, states), budget
+    if target.config.delta is not None:
+        hint = "The target has recurrent layers, whose steps run to their end."
+        raise Refused("overlap_schedule", True, "false", hint)
     longest = min(config.max_model_len or limit, limit)
     runner = PipelinedRunner(
         target,

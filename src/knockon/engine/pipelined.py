@@ -133,6 +133,10 @@ class PipelinedRunner:
             clock.stop()
         return PipelinedFlight(awaited, clock)
 
+    def copy_state(self, source: int, target: int) -> None:
+        """See :class:`~knockon.engine.flight.Runner`."""
+        self._engines.copy_state(source, target)
+
     def capture(self, widths: Sequence[int]) -> None:
         """Make the graphs of greedy steps for every bucket, and of one request's prefills.
 

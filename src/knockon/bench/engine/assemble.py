@@ -81,4 +81,5 @@ def assemble_engine(
         max_length=budget.max_length,
         widths=width_policy(config, widths, runner, target.group),
         prefix_cache=config.prefix_cache,
+        states=budget.states,
     )
