@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from knockon.errors import Refused
+from knockon.models.decoder import Decoder
 from knockon.models.target import load_target
 from knockon.parallel import SingleRank
 from tests.lockstep import LockstepGroup, run_ranks
@@ -125,6 +126,24 @@ def test_a_row_has_the_same_bits_in_a_block_of_any_length(tmp_path: Path) -> Non
     alone = decoded([1] * 12)
     for widths in ([12], [5, 7], [1, 8, 3], [2] * 6):
         assert torch.equal(decoded(widths), alone)
+
+
+def test_states_in_bf16_cost_less_than_the_rounding_of_a_bf16_model(tmp_path: Path) -> None:
+    make_reference(CASES[FIRST]).save_pretrained(tmp_path)
+    wide = load_target(tmp_path, torch.float32, SingleRank())
+    narrow = load_target(tmp_path, torch.bfloat16, SingleRank())
+    ids = torch.randint(0, 101, (1, 120))
+
+    def decoded(model: Decoder, state_dtype: torch.dtype) -> Tensor:
+        runner = Runner(model, 1, 128, state_dtype)
+        return runner.chunks(ids, [8, *[1] * 112]).logits[:, 8:].float()
+
+    def error(found: Tensor) -> float:
+        return float((found - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+    exact = decoded(wide, torch.float32)
+    of_states, of_weights = decoded(wide, torch.bfloat16), decoded(narrow, torch.float32)
+    assert 1e-4 < error(of_states) < 0.4 * error(of_weights)
 
 
 def test_a_text_model_within_one_of_images_is_the_same(tmp_path: Path) -> None:

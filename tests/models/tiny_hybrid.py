@@ -107,13 +107,19 @@ class Run(NamedTuple):
 class Runner:
     """Runs requests as the engine does: pages, slots of states, blocks that are taken back."""
 
-    def __init__(self, model: Decoder, batch: int, positions: int = 128) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        batch: int,
+        positions: int = 128,
+        state_dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.model = model
         pages = -(-positions // PAGE_SIZE)
         self.table = torch.arange(1, batch * pages + 1).view(pages, batch).T.contiguous()
         self.slots = torch.arange(batch).flip(0) + 1
         self.memory: list[LayerMemory] = model.allocate(
-            (batch * pages + 1) * PAGE_SIZE, batch + 2, torch.float32
+            (batch * pages + 1) * PAGE_SIZE, batch + 2, state_dtype
         )
 
     def run(
