@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,11 @@ def test_chunks_joins_leaves_and_preemption_change_nothing(
     assert tokens(tight) == tokens(alone)
 
 
-def test_several_ranks_give_what_one_gives(tiny: TinyShelf) -> None:
-    model, draft = tiny.target(TARGET), tiny.drafter("domino", TARGET)
+@pytest.mark.parametrize(("drafter", "ranks"), [("domino", 2), ("mtp", 3)])
+def test_several_ranks_give_what_one_gives(tiny: TinyShelf, drafter: str, ranks: int) -> None:
+    model, draft = tiny.target(TARGET), tiny.drafter(drafter, TARGET)
     one = generate(model, draft, PROMPTS, SHORT, verify_width=8)
-    check_same(generate(model, draft, PROMPTS, SHORT, verify_width=8, tp_size=2), one)
+    check_same(generate(model, draft, PROMPTS, SHORT, verify_width=8, tp_size=ranks), one)
 
 
 @pytest.mark.parametrize("drafter", [None, "dflash", "mtp"])
@@ -178,6 +180,49 @@ def test_few_checkpoints_give_way_and_none_switches_hits_off(tiny: TinyShelf) ->
             outputs = llm.generate(PROMPTS[:2], SHORT)
             check_same(outputs, cold[:2])
             assert [output.metrics.cached_tokens for output in outputs] == [0, 0]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_everything_at_once(tiny: TinyShelf, seed: int) -> None:
+    """Few pages, fewer checkpoints, prompts that share beginnings, requests given up half-way."""
+    model, draft = tiny.target(TARGET), tiny.drafter("mtp", TARGET)
+    rng = random.Random(seed)
+    stems = random_prompts(3, seed=seed, low=12, high=30)
+    tails = random_prompts(14, seed=seed + 50, low=2, high=12)
+    prompts = [[*rng.choice(stems)[: rng.randint(4, 29)], *tail] for tail in tails]
+    params = [with_seed(replace(SAMPLED, max_tokens=rng.randint(3, 24)), n) for n in range(14)]
+    alone = generate(model, None, prompts, params, prefix_cache=False)
+    with load(model, draft, page_size=4, max_batch_size=3, kv_memory=250_000) as llm:
+        per_page = 250_000 // engine_of(llm).scheduler.pool.num_pages
+    with load(
+        model,
+        draft,
+        page_size=4,
+        max_batch_size=3,
+        max_mamba_cache_size=6,
+        kv_memory=per_page * 26,
+        max_model_len=80,
+        prefill_chunk=11,
+    ) as llm:
+        ids = {llm.add(p, q): n for n, (p, q) in enumerate(zip(prompts, params, strict=True))}
+        found: dict[int, Any] = {}
+        given_up = set()
+        while len(found) + len(given_up) < 14:
+            for output in llm.step():
+                if output.finished is not None:
+                    found[ids[output.request_id]] = output.finished
+            if rng.random() < 0.06:
+                name = rng.choice(list(ids))
+                if llm.abort(name) is not None:
+                    given_up.add(ids[name])
+        assert llm.occupancy().held_pages == 0
+        scheduler = engine_of(llm).scheduler
+        assert sorted(scheduler._free_slots) == list(range(len(scheduler._free_slots)))
+    assert len(found) > 8
+    for n, output in found.items():
+        assert output.token_ids == alone[n].token_ids
+    assert any(output.metrics.preemptions for output in found.values())
+    assert any(output.metrics.cached_tokens for output in found.values())
 
 
 def test_an_aborted_requests_slot_serves_another(tiny: TinyShelf) -> None:
