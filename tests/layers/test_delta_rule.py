@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from knockon.layers.delta_rule import DeltaInputs, delta_chunks, delta_steps, replay
+from knockon.layers.delta_rule import (
+    DeltaInputs,
+    delta_chunks,
+    delta_steps,
+    replay,
+    without_padding,
+)
 from knockon.layers.recurrent_state import DeltaMemory, HeldBlock, StateRows
 from knockon.layers.short_conv import inputs_before, short_conv
 from knockon.layers.whole_vectors import by_whole_vectors
@@ -75,6 +81,17 @@ def test_chunks_stay_finite_where_everything_is_forgotten() -> None:
     steps, _, _ = delta_steps(inputs, make_state(torch.float32), torch.float32)
     assert out.isfinite().all() and last.isfinite().all()
     torch.testing.assert_close(out, steps)
+
+
+def test_rows_of_padding_leave_states_as_they_are() -> None:
+    counts = torch.tensor([70, 3, 1])
+    inputs, state = make_inputs(70), make_state()
+    out, last = delta_chunks(without_padding(inputs, counts), state)
+    for row, count in enumerate(counts.tolist()):
+        alone = DeltaInputs(*(x[[row], :count] for x in inputs))
+        wanted, stepped = delta_chunks(alone, state[[row]])
+        torch.testing.assert_close(out[[row], :count], wanted)
+        torch.testing.assert_close(last[[row]], stepped)
 
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])

@@ -85,7 +85,7 @@ class Engine:
         self.states = states
         self._checkpoints: Checkpoints | None = None
         if states is not None:
-            self._checkpoints = Checkpoints(states.requests, states.checkpoints)
+            self._checkpoints = Checkpoints(states.first_checkpoint, states.checkpoints)
             prefix_cache = prefix_cache and states.checkpoints > 0
         self.tokenizer = tokenizer
         self.widths = widths

@@ -106,13 +106,11 @@ class ModelRunner:
             first_slot=self._first_slot([request]),
             states=self._states([request], may_begin=chunk.start == 0),
         )
-        # Keys and values of these rows are there already, shared: only states go through them.
-        revisits = chunk.start < request.kept
-        if revisits:
+        if chunk.revisits:
             plan.slots = torch.full_like(plan.slots, NULL_PAGE)
         layers = self.drafter.feature_layers if self.drafter is not None else ()
         output = self.target(tokens, plan, self._engines.kv, layers)
-        if self.drafter is not None and output.features is not None and not revisits:
+        if self.drafter is not None and output.features is not None and not chunk.revisits:
             self.drafter.observe(output.features, tokens, plan)
         if not chunk.last or not request.is_new:
             return None

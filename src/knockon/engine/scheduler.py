@@ -36,6 +36,11 @@ class PrefillChunk:
         """Whether the prefix is complete after this chunk."""
         return self.start + self.count == self.request.prefill_end
 
+    @property
+    def revisits(self) -> bool:
+        """Whether its keys and values lie in shared pages, and only states go through its rows."""
+        return self.start < self.request.kept
+
 
 @dataclass(frozen=True)
 class Step:

@@ -122,7 +122,7 @@ def settle(config: EngineConfig) -> EngineConfig:
 
 
 def _settle_states(settled: EngineConfig, asked: EngineConfig, target: ModelConfig) -> EngineConfig:
-    """What recurrent layers need: heads that can be dealt, steps that run to their end."""
+    """What recurrent layers need: heads that can be dealt; steps in flight only where asked for."""
     delta = target.delta
     if delta is None:
         if asked.max_mamba_cache_size is not None or asked.mamba_ssm_dtype != "auto":
@@ -134,8 +134,7 @@ def _settle_states(settled: EngineConfig, asked: EngineConfig, target: ModelConf
     for rank in range(settled.tp_size):
         HeadShard.deal(delta.num_value_heads, delta.num_key_heads, settled.tp_size, rank)
     if asked.overlap_schedule:
-        hint = "Its target has recurrent layers, whose steps run to their end."
-        raise Refused("overlap_schedule", True, "false or left out", hint)
+        return settled
     if settled.overlap_schedule:
         logger.info("the target has recurrent layers: steps run one after the other, not as graphs")
     return settled.replace(overlap_schedule=False, cuda_graph=False)

@@ -91,6 +91,7 @@ class Engines:
     def allocate(self, num_pages: int, states: StateBudget | None = None) -> None:
         """Make target and draft KV of so many pages, the null page included, and states."""
         slots = num_pages * self.page_size
+        self.kv.clear()  # before the new is made
         if states is None:
             self.kv[:] = self.target.allocate(slots)
         else:

@@ -19,6 +19,7 @@ class StateBudget:
 
     Attributes:
         requests: one for each request computed at once, by its slot; they come first.
+        idle: one more that stands for nothing, where batches are filled up with idle requests.
         checkpoints: kept at page boundaries for later prompts; they lie behind those.
         dtype: what states are kept in.
         bytes: what all take, on the rank with the largest share.
@@ -26,6 +27,7 @@ class StateBudget:
     """
 
     requests: int
+    idle: int
     checkpoints: int
     dtype: torch.dtype
     bytes: int
@@ -34,7 +36,12 @@ class StateBudget:
     @property
     def states(self) -> int:
         """How many there are in all."""
-        return self.requests + self.checkpoints
+        return self.first_checkpoint + self.checkpoints
+
+    @property
+    def first_checkpoint(self) -> int:
+        """Slot of the first checkpoint."""
+        return self.requests + self.idle
 
 
 def plan_states(
@@ -61,14 +68,16 @@ def plan_states(
     kept = max_batch_size if asked is None else asked - max_batch_size
     checkpoints = kept if config.prefix_cache else 0
     wide = torch.promote_types(target.dtype, torch.float32)
+    idle = int(bool(config.overlap_schedule))
     named = config.mamba_ssm_dtype
     dtype: torch.dtype = wide if named == "auto" else getattr(torch, named)
     one, row = _bytes(delta, dtype, wide, target.dtype, target.group)
     return StateBudget(
         requests=max_batch_size,
+        idle=idle,
         checkpoints=checkpoints,
         dtype=dtype,
-        bytes=(max_batch_size + checkpoints) * one,
+        bytes=(max_batch_size + idle + checkpoints) * one,
         held_bytes=max_batch_size * width * row if width > 1 else 0,
     )
 

@@ -38,6 +38,15 @@ class DeltaInputs(NamedTuple):
     beta: Tensor
 
 
+def without_padding(inputs: DeltaInputs, counts: Tensor) -> DeltaInputs:
+    """Inputs whose rows past the first ``counts [B]`` leave a state as it is."""
+    rows = torch.arange(inputs.v.shape[1], device=counts.device)
+    padding = (rows >= counts.unsqueeze(1)).unsqueeze(-1)
+    return inputs._replace(
+        log_decay=inputs.log_decay.masked_fill(padding, 0), beta=inputs.beta.masked_fill(padding, 0)
+    )
+
+
 def delta_steps(
     inputs: DeltaInputs, state: Tensor, kept: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,11 +24,14 @@ class StateRows(NamedTuple):
         slots: ``[B]`` int64, a row of every layer's states each.
         held: whether rows may yet be taken back: states stay, until they are committed.
         may_begin: whether some request's first row is its first at all, with nothing before it.
+        counts: ``[B]`` int64, how many of the rows each request has; ``None`` for all. The others
+            change nothing.
     """
 
     slots: Tensor
     held: bool = False
     may_begin: bool = False
+    counts: Tensor | None = None
 
 
 class HeldBlock(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from knockon.errors import Refused
 from knockon.layers.attention import BlockPlan
-from knockon.layers.delta_rule import DeltaInputs, delta_chunks, delta_steps
+from knockon.layers.delta_rule import DeltaInputs, delta_chunks, delta_steps, without_padding
 from knockon.layers.linear import ColumnParallelLinear, RowParallelLinear, Shard
 from knockon.layers.recurrent_state import DeltaMemory, HeldBlock
 from knockon.layers.short_conv import inputs_before, short_conv
@@ -71,6 +71,8 @@ class GatedDeltaNet(nn.Module):
         state, before = memory.read(rows, plan.positions[:, 0], self.wide)
         conv_rows = torch.cat([before, mixed], 1)
         inputs = self._inputs(short_conv(conv_rows, self.conv), b, a)
+        if rows.counts is not None:
+            inputs = without_padding(inputs, rows.counts)
         if rows.held or plan.rows == 1:
             kept = memory.state.dtype
             out, corrections, state = delta_steps(inputs, state, kept)
@@ -81,7 +83,8 @@ class GatedDeltaNet(nn.Module):
         else:
             out, state = delta_chunks(inputs, state)
         if not rows.held:
-            tail = inputs_before(conv_rows, plan.rows, self.config.conv_width)
+            count = plan.rows if rows.counts is None else rows.counts
+            tail = inputs_before(conv_rows, count, self.config.conv_width)
             memory.write(rows.slots, state, tail)
         gate = F.silu(z.to(self.wide)).unflatten(-1, out.shape[-2:])
         out = F.rms_norm(out, self.norm.shape, self.norm, self.eps) * gate
