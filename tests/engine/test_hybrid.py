@@ -243,7 +243,7 @@ def test_an_aborted_requests_slot_serves_another(tiny: TinyShelf) -> None:
     check_same([found[ids[1]], found[third]], alone[1:])
 
 
-@pytest.mark.parametrize("name", ["commit", "write", "copy"])
+@pytest.mark.parametrize("name", ["commit", "write_states", "copy"])
 def test_an_interrupted_step_loses_nothing(
     tiny: TinyShelf, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ FOREIGN = {
     "--cuda-graph-backend-prefill": (
         "short prefills run as graphs where steps do; --disable-cuda-graph switches both off"
     ),
-    "--linear-attn-backend": "recurrent layers have one implementation, in PyTorch",
+    "--linear-attn-backend": "recurrent layers have one implementation, the engine's own",
     "--mamba-radix-cache-strategy": (
         "states of recurrent layers are kept at page boundaries, the nearest to extra_buffer; "
         "--max-mamba-cache-size says how many, --disable-radix-cache keeps none"

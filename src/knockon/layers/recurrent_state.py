@@ -13,7 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from knockon.layers.delta_rule import replay
+from knockon.layers.delta_rule import DeltaInputs, delta_steps, replay
+from knockon.layers.fused.delta_block import delta_block_kernel, replay_block_kernel
+from knockon.layers.fused.dispatch import fuses
 from knockon.layers.short_conv import inputs_before
 
 
@@ -80,28 +82,44 @@ class DeltaMemory:
         """What the states take."""
         return self.state.nbytes + self.conv.nbytes
 
-    def read(self, rows: StateRows, starts: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Copies to work on.
+    def inputs_before(self, rows: StateRows, starts: Tensor) -> Tensor:
+        """The convolution's inputs before each request's first row: ``[B, K - 1, C]``, a copy.
 
         Args:
-            starts: ``[B]`` int64, position of each request's first row.
-            wide: what recurrences are computed in.
+            starts: ``[B]`` int64, position of that row; before position 0 all is zero.
+        """
+        before = self.conv.index_select(0, rows.slots)
+        if rows.may_begin:
+            before.masked_fill_((starts == 0)[:, None, None], 0)
+        return before
+
+    def states_before(self, rows: StateRows, starts: Tensor, wide: torch.dtype) -> Tensor:
+        """States likewise: ``[B, value_heads, key_dim, value_dim]`` in ``wide``, a copy."""
+        state = self.state.index_select(0, rows.slots).to(wide)
+        if rows.may_begin:
+            state.masked_fill_((starts == 0)[:, None, None, None], 0)
+        return state
+
+    def step(self, rows: StateRows, starts: Tensor, inputs: DeltaInputs) -> tuple[Tensor, Tensor]:
+        """Rows one after the other; states move on unless the rows are held.
 
         Returns:
-            States ``[B, value_heads, key_dim, value_dim]`` and the convolution's inputs before
-            ``[B, K - 1, C]``; zeros where there is nothing before.
+            Outputs and corrections ``[B, T, value_heads, value_dim]``.
         """
-        state = self.state.index_select(0, rows.slots).to(wide)
-        conv = self.conv.index_select(0, rows.slots)
-        if rows.may_begin:
-            begins = starts == 0
-            state.masked_fill_(begins[:, None, None, None], 0)
-            conv.masked_fill_(begins[:, None, None], 0)
-        return state, conv
+        if fuses(inputs.v) and not rows.may_begin:
+            return delta_block_kernel(inputs, self.state, rows.slots, write=not rows.held)
+        state = self.states_before(rows, starts, inputs.v.dtype)
+        out, corrections, state = delta_steps(inputs, state, self.state.dtype)
+        if not rows.held:
+            self.write_states(rows.slots, state)
+        return out, corrections
 
-    def write(self, slots: Tensor, state: Tensor, conv: Tensor) -> None:
-        """Store what :meth:`read` gave, moved on."""
+    def write_states(self, slots: Tensor, state: Tensor) -> None:
+        """Store states moved on."""
         self.state.index_copy_(0, slots, state.to(self.state.dtype))
+
+    def write_inputs(self, slots: Tensor, conv: Tensor) -> None:
+        """Store the convolution's inputs before the next row."""
         self.conv.index_copy_(0, slots, conv)
 
     def hold(self, block: HeldBlock) -> None:
@@ -113,12 +131,14 @@ class DeltaMemory:
         block, self._held = self._held, None
         if block is None:
             raise ValueError("no block is held")
-        state = self.state.index_select(0, block.slots).to(block.corrections.dtype)
-        state = replay(
-            state, block.k, block.corrections, block.log_decay, lengths, self.state.dtype
-        )
+        held = (block.k, block.corrections, block.log_decay, lengths)
+        if fuses(block.corrections):
+            replay_block_kernel(self.state, block.slots, *held)
+        else:
+            state = self.state.index_select(0, block.slots).to(block.corrections.dtype)
+            self.write_states(block.slots, replay(state, *held, self.state.dtype))
         conv = inputs_before(block.conv, lengths, self.conv.shape[1] + 1)
-        self.write(block.slots, state, conv)
+        self.write_inputs(block.slots, conv)
 
     def copy(self, source: int, target: int) -> None:
         """One slot's states to another."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from knockon.errors import Refused
 from knockon.layers.attention import BlockPlan
-from knockon.layers.delta_rule import DeltaInputs, delta_chunks, delta_steps, without_padding
+from knockon.layers.delta_rule import DeltaInputs, delta_chunks, without_padding
 from knockon.layers.linear import ColumnParallelLinear, RowParallelLinear, Shard
 from knockon.layers.recurrent_state import DeltaMemory, HeldBlock
 from knockon.layers.short_conv import inputs_before, short_conv
@@ -68,24 +68,24 @@ class GatedDeltaNet(nn.Module):
             raise ValueError("this plan was made without states")
         sizes = [sum(self.projection.sizes[:3]), *self.projection.sizes[3:]]
         mixed, z, b, a = self.projection(normed).split_with_sizes(sizes, -1)
-        state, before = memory.read(rows, plan.positions[:, 0], self.wide)
-        conv_rows = torch.cat([before, mixed], 1)
+        starts = plan.positions[:, 0]
+        conv_rows = torch.cat([memory.inputs_before(rows, starts), mixed], 1)
         inputs = self._inputs(short_conv(conv_rows, self.conv), b, a)
         if rows.counts is not None:
             inputs = without_padding(inputs, rows.counts)
         if rows.held or plan.rows == 1:
-            kept = memory.state.dtype
-            out, corrections, state = delta_steps(inputs, state, kept)
+            out, corrections = memory.step(rows, starts, inputs)
             if rows.held:
-                memory.hold(
-                    HeldBlock(rows.slots, inputs.k, corrections, inputs.log_decay, conv_rows)
-                )
+                held = (inputs.k, corrections, inputs.log_decay, conv_rows)
+                memory.hold(HeldBlock(rows.slots, *held))
         else:
+            state = memory.states_before(rows, starts, self.wide)
             out, state = delta_chunks(inputs, state)
+            memory.write_states(rows.slots, state)
         if not rows.held:
             count = plan.rows if rows.counts is None else rows.counts
             tail = inputs_before(conv_rows, count, self.config.conv_width)
-            memory.write(rows.slots, state, tail)
+            memory.write_inputs(rows.slots, tail)
         gate = F.silu(z.to(self.wide)).unflatten(-1, out.shape[-2:])
         out = F.rms_norm(out, self.norm.shape, self.norm, self.eps) * gate
         mixed_rows: Tensor = self.output(out.flatten(-2).to(self.dtype))
