@@ -66,6 +66,8 @@ def assemble_engine(
             max_model_len=positions,
             max_batch_size=max_batch_size,
             kv_memory=_ALL_MEMORY,
+            # No prompt is met twice: recurrent layers need no states but those of requests.
+            max_mamba_cache_size=max_batch_size if target.config.delta is not None else None,
         )
     )
     widths = widths_of(config, block)
