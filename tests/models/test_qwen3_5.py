@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from knockon.errors import Refused
+from knockon.layers import recurrent_state
+from knockon.layers.fused import delta_inputs
 from knockon.models.decoder import Decoder
 from knockon.models.target import load_target
 from knockon.parallel import SingleRank
@@ -126,6 +128,28 @@ def test_a_row_has_the_same_bits_in_a_block_of_any_length(tmp_path: Path) -> Non
     alone = decoded([1] * 12)
     for widths in ([12], [5, 7], [1, 8, 3], [2] * 6):
         assert torch.equal(decoded(widths), alone)
+
+
+def test_kernels_in_a_model_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter in place of the twins, for all that has a kernel of its own."""
+    pytest.importorskip("triton", reason="the kernels need Triton")
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a device")
+    make_reference(CASES[FIRST]).save_pretrained(tmp_path)
+    model = load_target(tmp_path, torch.float32, SingleRank())
+    prompt, block = torch.randint(0, 101, (2, 5)), torch.randint(0, 101, (2, 7))
+    found = []
+    for fused in (False, True):
+        monkeypatch.setattr(recurrent_state, "fuses", lambda x, fused=fused: fused)
+        monkeypatch.setattr(delta_inputs, "fuses", lambda x, fused=fused: fused)
+        runner = Runner(model, 2)
+        runner.run(prompt, torch.tensor([0, 0]))
+        runs = [runner.run(block[:, :4], torch.tensor([5, 5]), held=True)]
+        runner.commit(torch.tensor([1, 4]))
+        runs.append(runner.run(block[:, 4:5], torch.tensor([6, 9])))
+        runs.append(runner.run(block[:, 5:], torch.tensor([7, 10]), held=True))
+        found.append(torch.cat([run.logits for run in runs], 1))
+    assert relative_error(found[1], found[0]) < 1e-5
 
 
 def test_states_in_bf16_cost_less_than_the_rounding_of_a_bf16_model(tmp_path: Path) -> None:

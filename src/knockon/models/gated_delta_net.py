@@ -8,22 +8,19 @@ head by head, and gated. Value heads are dealt to ranks with their whole key hea
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from knockon.errors import Refused
 from knockon.layers.attention import BlockPlan
-from knockon.layers.delta_rule import DeltaInputs, delta_chunks, without_padding
+from knockon.layers.delta_rule import delta_chunks, without_padding
+from knockon.layers.fused.delta_inputs import DeltaWeights, delta_inputs, gated_norm
 from knockon.layers.linear import ColumnParallelLinear, RowParallelLinear, Shard
 from knockon.layers.recurrent_state import DeltaMemory, HeldBlock
-from knockon.layers.short_conv import inputs_before, short_conv
-from knockon.layers.whole_vectors import by_whole_vectors
+from knockon.layers.short_conv import inputs_before
 from knockon.models.decoder_layer import column_loaders
 from knockon.models.qwen3_5_config import DeltaConfig
 from knockon.models.strict import Loader
 from knockon.parallel import Group, HeadShard
-
-_NORM_EPS = 1e-6  # of the length of queries and keys
 
 
 class GatedDeltaNet(nn.Module):
@@ -70,7 +67,9 @@ class GatedDeltaNet(nn.Module):
         mixed, z, b, a = self.projection(normed).split_with_sizes(sizes, -1)
         starts = plan.positions[:, 0]
         conv_rows = torch.cat([memory.inputs_before(rows, starts), mixed], 1)
-        inputs = self._inputs(short_conv(conv_rows, self.conv), b, a)
+        config = self.config
+        weights = DeltaWeights(self.conv, self.rate, self.dt_bias, config.key_dim, config.value_dim)
+        inputs = delta_inputs(conv_rows, b, a, weights)
         if rows.counts is not None:
             inputs = without_padding(inputs, rows.counts)
         if rows.held or plan.rows == 1:
@@ -84,25 +83,10 @@ class GatedDeltaNet(nn.Module):
             memory.write_states(rows.slots, state)
         if not rows.held:
             count = plan.rows if rows.counts is None else rows.counts
-            tail = inputs_before(conv_rows, count, self.config.conv_width)
+            tail = inputs_before(conv_rows, count, config.conv_width)
             memory.write_inputs(rows.slots, tail)
-        gate = F.silu(z.to(self.wide)).unflatten(-1, out.shape[-2:])
-        out = F.rms_norm(out, self.norm.shape, self.norm, self.eps) * gate
-        mixed_rows: Tensor = self.output(out.flatten(-2).to(self.dtype))
+        mixed_rows: Tensor = self.output(gated_norm(out, z, self.norm, self.eps))
         return mixed_rows
-
-    def _inputs(self, mixed: Tensor, b: Tensor, a: Tensor) -> DeltaInputs:
-        """From the convolution's output and the two gates to what the delta rule reads."""
-        config, sizes = self.config, [part.count for part in self.channels.values()]
-        q, k, v = mixed.split_with_sizes(sizes, -1)
-        q = _unit(q.unflatten(-1, (-1, config.key_dim))) * config.key_dim**-0.5
-        return DeltaInputs(
-            q=q,
-            k=_unit(k.unflatten(-1, (-1, config.key_dim))),
-            v=v.unflatten(-1, (-1, config.value_dim)),
-            log_decay=self.rate * by_whole_vectors(F.softplus, a.to(self.wide) + self.dt_bias),
-            beta=by_whole_vectors(torch.sigmoid, b.to(self.wide)),
-        )
 
     def allocate(self, states: int, dtype: torch.dtype, device: torch.device) -> DeltaMemory:
         """States of so many slots."""
@@ -166,10 +150,6 @@ class GatedDeltaNet(nn.Module):
 
 def _heads(count: int, start: int, own: int, dim: int) -> Shard:
     return Shard(count * dim, start * dim, own * dim)
-
-
-def _unit(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _NORM_EPS)
 
 
 def _copy(into: nn.Parameter, full: Tensor) -> None:
