@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from knockon.engine.checkpoints import Checkpoints
 from knockon.engine.pages import PagePool
 from knockon.engine.request import Request
@@ -96,6 +98,24 @@ def test_prefill_stops_where_prompts_parted_and_where_full_pages_end() -> None:
     assert third.boundaries == (12,)
     s.preempt(third)
     assert (third.length, third.kept, third.boundaries) == (0, 0, ())
+
+
+@pytest.mark.parametrize("length", [7, 8, 9])
+def test_the_same_prompt_finds_its_state_whatever_its_length(length: int) -> None:
+    kept = Checkpoints(2, 4)
+    s = make(kept)
+    for expected in (0, (length - 1) // SIZE * SIZE):
+        r = request("r", list(range(length)))
+        s.add(r)
+        while r.length < r.prefill_end:
+            step = s.schedule()
+            assert r.cached_tokens == expected
+            r.length += step.prefill[0].count
+            s.pool.register(r.tokens, r.pages, r.registered, r.length)
+            r.registered = max(r.registered, r.length // SIZE)
+            if r.length in r.boundaries:
+                kept.take(r.pages[r.length // SIZE - 1])
+        s.finish(r)
 
 
 def first_pages(s: Scheduler, tokens: list[int]) -> list[int]:

@@ -43,10 +43,20 @@ def test_prefix_hits_go_on_from_checkpoints_and_change_nothing(
     check_same([again[1]], generate(model, draft, [follow], SHORT, prefix_cache=False, **width))
 
 
+def test_pages_of_one_position(tiny: TinyShelf) -> None:
+    model, draft = tiny.target(TARGET), tiny.drafter("mtp", TARGET)
+    cold = generate(model, draft, PROMPTS[:2], SHORT, prefix_cache=False, verify_width=8)
+    with load(model, draft, page_size=1, verify_width=8) as llm:
+        check_same(llm.generate(PROMPTS[:2], SHORT), cold)
+        again = llm.generate(PROMPTS[:2], SHORT)
+    check_same(again, cold)
+    assert [o.metrics.cached_tokens for o in again] == [len(p) - 1 for p in PROMPTS[:2]]
+
+
 def test_going_through_shared_pages_for_states_writes_nothing_there(tiny: TinyShelf) -> None:
     shared = random_prompts(1, low=41, high=42)[0]
     with load(tiny.target(TARGET), tiny.drafter("dflash", TARGET), page_size=4) as llm:
-        llm.generate([[*shared, 5, 6, 7]], SHORT)
+        llm.generate([[*shared, 5, 6, 7, 3, 3, 3, 3]], SHORT)
         runner: Any = engine_of(llm).runner
         slots = torch.tensor(sorted(engine_of(llm).scheduler.pool._by_page)).unsqueeze(1) * 4
         slots = (slots + torch.arange(4)).flatten()

@@ -235,13 +235,14 @@ class Scheduler:
         """Shorten a hit to the last checkpoint in it, and say where new ones are to be taken.
 
         Where the cached pages end another prompt has parted from this one, and a third may; where
-        this prompt's own full pages end, one that continues it may.
+        this one's full pages end, the same may come again, or go on. Its last token is always run,
+        since the next comes of it, so a page that it fills is of no use to the same prompt.
         """
         found = checkpoints.deepest(cached)
         size = self.pool.page_size
         request.kept = request.length
         request.length = found.pages * size if found is not None else 0
-        ends = {request.kept, request.prefill_end // size * size}
+        ends = {request.kept, (len(request.tokens) - 1) // size * size}
         request.boundaries = tuple(sorted(end for end in ends if end > request.length))
         if found is not None:
             restored.append((found.slot, request))
