@@ -27,6 +27,8 @@ class ReferenceMTP:
         held = load_file(folder / "model.safetensors")
         self.w = {k: v.double() for k, v in held.items() if k.startswith("mtp.")}
         self.target = reference_target(target)
+        # Qwen3.5: zero-centred norms, a gate beside the queries, rotation of a part of each head.
+        self.hybrid = "qwen3_5" in self.config["model_type"]
 
     def features(self, tokens: list[int]) -> Tensor:
         """``[n, H + 1]``: the hidden state after the final norm, and the token."""
@@ -62,9 +64,14 @@ class ReferenceMTP:
         normed = self._norm(x, "layers.0.input_layernorm")
         dim, rows = self.config["head_dim"], torch.arange(len(x))
 
+        def project(name: str) -> Tensor:
+            return normed @ self._weight(f"layers.0.self_attn.{name}_proj").t()
+
         def heads(name: str) -> Tensor:
-            found = normed @ self._weight(f"layers.0.self_attn.{name}_proj").t()
-            found = found.unflatten(-1, (-1, dim)).transpose(0, 1)
+            found = project(name).unflatten(-1, (-1, dim))
+            if name == "q" and self.hybrid:
+                found = found[:, 0::2]
+            found = found.transpose(0, 1)
             norm = f"layers.0.self_attn.{name}_norm"
             return self._norm(found, norm) if f"mtp.{norm}.weight" in self.w else found
 
@@ -75,6 +82,9 @@ class ReferenceMTP:
             rows > rows[:, None], -torch.inf
         )
         attended = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+        if self.hybrid:
+            gates = project("q").unflatten(-1, (-1, dim))[:, 1::2]
+            attended = attended * gates.flatten(1).sigmoid()
         x = x + attended @ self._weight("layers.0.self_attn.o_proj").t()
         normed = self._norm(x, "layers.0.post_attention_layernorm")
         gate, up = (
@@ -84,6 +94,13 @@ class ReferenceMTP:
         return self._norm(x, "norm")[-1]
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        if self.hybrid:
+            rope = self.config.get("rope_parameters", {})
+            part = int(x.shape[-1] * rope.get("partial_rotary_factor", 0.25))
+            return torch.cat([self._turn(x[..., :part], positions), x[..., part:]], -1)
+        return self._turn(x, positions)
+
+    def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
         half = x.shape[-1] // 2
         base = self.config.get("rope_theta") or self.config["rope_parameters"]["rope_theta"]
         angles = positions[:, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -93,7 +110,8 @@ class ReferenceMTP:
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         eps = self.config["rms_norm_eps"]
-        return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * self._weight(name)
+        gain = self._weight(name) + self.hybrid
+        return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * gain
 
     def _weight(self, name: str) -> Tensor:
         return self.w[f"mtp.{name}.weight"]

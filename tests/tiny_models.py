@@ -18,12 +18,27 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
 from tests.tiny_tokenizer import IM_END, MASK, VOCAB_SIZE, save_tokenizer
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 144, 9, 3, 16, 112, 4
 POSITIONS = 512
+RECURRENT: dict[str, Any] = {
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +46,7 @@ class TinyTarget:
     """A target to be made.
 
     Attributes:
-        family: ``"llama"`` or ``"qwen3"``.
+        family: ``"llama"``, ``"qwen3"`` or ``"qwen3_5"``, three of whose four layers are recurrent.
         permuted: the successor is a fixed other token; else the token itself.
         wander: how strongly the layers carry the next token away from the successor.
     """
@@ -60,11 +75,13 @@ class TinyTarget:
             "bos_token_id": None,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         }
-        model: LlamaForCausalLM | Qwen3ForCausalLM
+        model: PreTrainedModel
         if self.family == "llama":
             model = LlamaForCausalLM(LlamaConfig(**sizes))
-        else:
+        elif self.family == "qwen3":
             model = Qwen3ForCausalLM(Qwen3Config(**sizes))
+        else:
+            model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes | RECURRENT))
         generator = torch.Generator().manual_seed(self.seed)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -81,12 +98,17 @@ class TinyTarget:
     def _weight(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         noise = torch.randn(shape, generator=generator)
         if name.endswith("norm.weight"):
-            return 1 + 0.1 * noise
+            zero_centred = self.family == "qwen3_5" and "linear_attn" not in name
+            return (not zero_centred) + 0.1 * noise
+        if name.endswith(("A_log", "dt_bias")):
+            return noise - 1
+        if "conv1d" in name:
+            return noise * 0.5
         if "embed_tokens" in name:
             return noise + 0.5 * common_direction()
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             return noise * 1.3 / shape[1] ** 0.5
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
             return noise * self.wander / shape[1] ** 0.5
         return noise / shape[1] ** 0.5
 
@@ -297,15 +319,17 @@ class TinyMTP:
         def noise(*shape: int, scale: float = 1.0) -> Tensor:
             return torch.randn(shape, generator=generator) * scale / shape[-1] ** 0.5
 
+        hybrid = theirs["model_type"] == "qwen3_5_text"  # norms are zero-centred
+
         def norm(size: int) -> Tensor:
-            return 1 + 0.1 * torch.randn(size, generator=generator)
+            return (not hybrid) + 0.1 * torch.randn(size, generator=generator)
 
         kv = self.kv_heads * HEAD_DIM
         swayed = noise(HIDDEN, HIDDEN, scale=self.sway)
         layer = {
             "input_layernorm": norm(HIDDEN),
             "post_attention_layernorm": norm(HIDDEN),
-            "self_attn.q_proj": noise(HEADS * HEAD_DIM, HIDDEN, scale=1.3),
+            "self_attn.q_proj": noise((1 + hybrid) * HEADS * HEAD_DIM, HIDDEN, scale=1.3),
             "self_attn.k_proj": noise(kv, HIDDEN, scale=1.3),
             "self_attn.v_proj": noise(kv, HIDDEN),
             "self_attn.o_proj": noise(HIDDEN, HEADS * HEAD_DIM, scale=self.sway),
@@ -313,7 +337,7 @@ class TinyMTP:
             "mlp.up_proj": noise(INNER, HIDDEN),
             "mlp.down_proj": noise(HIDDEN, INNER, scale=self.sway),
         }
-        if theirs["model_type"] == "qwen3":
+        if theirs["model_type"] != "llama":
             layer |= {"self_attn.q_norm": norm(HEAD_DIM), "self_attn.k_norm": norm(HEAD_DIM)}
         found = {
             "mtp.fc": torch.cat([torch.eye(HIDDEN), swayed], 1),

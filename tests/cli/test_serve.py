@@ -22,6 +22,7 @@ PUBLISHED = shlex.split("""
     --max-running-requests 32 --cuda-graph-max-bs-decode 32
     --cuda-graph-backend-prefill disabled
     --mamba-radix-cache-strategy extra_buffer --mamba-ssm-dtype bfloat16
+    --linear-attn-backend triton
     --mem-fraction-static 0.80
     --page-size 1 --random-seed 42
     --max-mamba-cache-size 160
@@ -53,6 +54,7 @@ def test_the_published_launch_line_is_taken_as_written(served: list[ServerSettin
     assert engine["tp_size"] == 2 and engine["dtype"] == "bfloat16"
     assert engine["max_batch_size"] == 32 and engine["page_size"] == 1
     assert engine["mem_fraction_static"] == 0.8
+    assert engine["max_mamba_cache_size"] == 160 and engine["mamba_ssm_dtype"] == "bfloat16"
     assert engine["verify_width"] == 16
     assert engine["cuda_graph_max_bs"] == 32
     assert engine["speculative_domino_candidate_pool_size"] == 2048
@@ -87,7 +89,7 @@ def test_flags_reach_their_settings(served: list[ServerSettings]) -> None:
     [
         ["--no-such-flag"],
         ["--no-such-flag", "3"],
-        ["--mamba-ssm-dtype"],
+        ["--mamba-radix-cache-strategy"],
         ["stray"],
         ["--speculative-algorithm", "EAGLE"],
         ["--speculative-algorithm", "DFLASH"],

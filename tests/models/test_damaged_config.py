@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from knockon.drafters.config import parse_draft_config
+from knockon.drafters.mtp_config import is_mtp, parse_mtp_config
 from knockon.errors import Refused
 from knockon.models.config import parse_hf
 
@@ -32,6 +33,26 @@ TARGET: dict[str, Any] = {
     **dict.fromkeys(("rope_scaling", "quantization_config", "layer_types", "sliding_window")),
     **dict.fromkeys(("use_sliding_window", "max_window_layers", "dtype", "torch_dtype")),
     **dict.fromkeys(("eos_token_id", "tie_word_embeddings", "partial_rotary_factor")),
+}
+HYBRID: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "tie_word_embeddings": False,
+    "text_config": {
+        **{k: v for k, v in TARGET.items() if v is not None},
+        "architectures": None,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "full_attention_interval": 4,
+        "attn_output_gate": True,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+        "mtp_num_hidden_layers": 1,
+        "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25},
+        "rope_scaling": None,
+    },
+    **dict.fromkeys(("dtype", "torch_dtype", "quantization_config", "eos_token_id")),
 }
 DRAFT: dict[str, Any] = {
     **{k: v for k, v in TARGET.items() if v is not None},
@@ -58,7 +79,16 @@ def fields(config: dict[str, Any]) -> list[tuple[str, ...]]:
     return [(name,) for name in config] + nested
 
 
-@pytest.mark.parametrize(("parse", "config"), [(parse_hf, TARGET), (parse_draft_config, DRAFT)])
+@pytest.mark.parametrize(
+    ("parse", "config"),
+    [
+        (parse_hf, TARGET),
+        (parse_hf, HYBRID),
+        (parse_mtp_config, HYBRID),
+        (is_mtp, HYBRID),
+        (parse_draft_config, DRAFT),
+    ],
+)
 def test_junk_in_any_field_is_accepted_or_refused(parse: Any, config: dict[str, Any]) -> None:
     parse(config)
     for field in fields(config):

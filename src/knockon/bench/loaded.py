@@ -118,6 +118,7 @@ class LoadedModels:
             max_length=bound.budget.max_length,
             widths=widths,
             prefix_cache=self.config.prefix_cache,
+            states=bound.budget.states,
         )
 
 

@@ -15,8 +15,8 @@ def engine(
     model: Annotated[
         str | None,
         typer.Option(
-            help="qwen3-8b, qwen3-4b, llama-3.1-8b, smollm2-135m, tiny, or the path of a target's "
-            "config.json. Only sizes are taken; weights are random.",
+            help="qwen3.6-27b, qwen3-8b, qwen3-4b, llama-3.1-8b, smollm2-135m, tiny, tiny-hybrid, "
+            "or the path of a target's config.json. Only sizes are taken; weights are random.",
             show_default="qwen3-8b on CUDA, tiny on a CPU",
         ),
     ] = None,

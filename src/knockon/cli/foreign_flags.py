@@ -6,18 +6,16 @@ from collections.abc import Sequence
 
 from knockon.errors import Refused
 
-_NO_MAMBA = (
-    "there is no separate cache for recurrent state here; --kv-memory and --mem-fraction-static "
-    "bound all that requests hold"
-)
 # Each takes one value.
 FOREIGN = {
     "--cuda-graph-backend-prefill": (
         "short prefills run as graphs where steps do; --disable-cuda-graph switches both off"
     ),
-    "--mamba-radix-cache-strategy": _NO_MAMBA,
-    "--mamba-ssm-dtype": _NO_MAMBA,
-    "--max-mamba-cache-size": _NO_MAMBA,
+    "--linear-attn-backend": "recurrent layers have one implementation, the engine's own",
+    "--mamba-radix-cache-strategy": (
+        "states of recurrent layers are kept at page boundaries, the nearest to extra_buffer; "
+        "--max-mamba-cache-size says how many, --disable-radix-cache keeps none"
+    ),
     "--speculative-draft-attention-backend": (
         "the drafter attends with the target's backend; use --attention-backend"
     ),

@@ -77,6 +77,18 @@ def serve(
     disable_radix_cache: Annotated[
         bool, typer.Option("--disable-radix-cache", help="Do not use KV of earlier prompts again.")
     ] = False,
+    max_mamba_cache_size: Annotated[
+        int | None,
+        typer.Option(
+            help="States of recurrent layers: one a sequence computed at once, the others kept for "
+            "later prompts.",
+            show_default="twice --max-running-requests",
+        ),
+    ] = None,
+    mamba_ssm_dtype: Annotated[
+        str,
+        typer.Option(help="What states of recurrent layers are kept in: auto, float32, bfloat16."),
+    ] = "auto",
     attention_backend: Annotated[
         str, typer.Option(help="auto, torch or triton. Other servers' names: answered, then auto.")
     ] = "auto",
@@ -148,6 +160,8 @@ def serve(
         mem_fraction_static=mem_fraction_static,
         prefill_chunk=chunked_prefill_size,
         prefix_cache=not disable_radix_cache,
+        max_mamba_cache_size=max_mamba_cache_size,
+        mamba_ssm_dtype=mamba_ssm_dtype,
         attention_backend=backend,
         cuda_graph=not disable_cuda_graph,
         cuda_graph_max_bs=cuda_graph_max_bs,

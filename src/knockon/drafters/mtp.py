@@ -18,11 +18,11 @@ from knockon.drafters.base import DraftReport, KVShape
 from knockon.drafters.mtp_config import MTPConfig
 from knockon.drafters.proposing_head import ProposingHead
 from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV, Visibility
-from knockon.layers.fused.rotate_and_write import rotate_and_write
 from knockon.layers.linear import ReplicatedLinear
 from knockon.layers.norm import RMSNorm
 from knockon.layers.rotary import RotaryEmbedding, Rotation
 from knockon.models.decoder import FINAL_HIDDEN
+from knockon.models.decoder_layer import AttentionLayer
 from knockon.models.target import LAYERS, Target
 from knockon.parallel import Group, HeadShard
 
@@ -41,12 +41,15 @@ class MTPHead(nn.Module):
         size, eps = config.layer.hidden_size, config.layer.rms_norm_eps
         heads = HeadShard.deal(config.num_heads, config.num_kv_heads, group.size, group.rank)
         self.kv_heads = heads.kv_count
-        self.embedding_norm = RMSNorm(size, eps, dtype)
-        self.hidden_norm = RMSNorm(size, eps, dtype)
+        centred = config.layer.zero_centred_norms
+        self.embedding_norm = RMSNorm(size, eps, dtype, centred)
+        self.hidden_norm = RMSNorm(size, eps, dtype, centred)
         self.fc = ReplicatedLinear(2 * size, size, False, dtype)
-        self.layer = LAYERS[config.layer.architecture](config.layer, 0, heads, dtype, group)
+        layer = LAYERS[config.layer.architecture](config.layer, 0, heads, dtype, group)
+        assert isinstance(layer, AttentionLayer)
+        self.layer: AttentionLayer = layer
         self.layer.visibility = Visibility(causal=True, first=1)
-        self.norm = RMSNorm(size, eps, dtype)
+        self.norm = RMSNorm(size, eps, dtype, centred)
 
     def enter(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         """What the layer reads, of the state before a token and its embedding, ``[B, T, H]``."""
@@ -69,8 +72,7 @@ class MTPHead(nn.Module):
 
     def write_kv(self, x: Tensor, rotation: Rotation, kv: PagedKV, slots: Tensor) -> None:
         """Keys and values of rows, which hang on nothing but what the layer reads of them."""
-        qkv = self.layer.qkv(self.layer.input_norm(x))
-        rotate_and_write(qkv, rotation, slots, kv, self.layer.head_norms())
+        self.layer.write_kv(self.layer.input_norm(x), rotation, kv, slots)
 
     def pack(self) -> None:
         """Repack the linears for CPU inference, once loaded."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from knockon.errors import Refused
 from knockon.models.config import ARCHITECTURES, ModelConfig, parse_hf
+from knockon.models.qwen3_5_config import text_part
 
 MTP_ARCHITECTURE = "MTPDraftModel"
 _LAYERS_FIELD = "mtp_num_hidden_layers"
@@ -99,7 +100,7 @@ def is_mtp(config: Mapping[str, Any]) -> bool:
     """Whether a ``config.json`` is an MTP head's, or a target's that brings one along."""
     architecture = _architecture(config)
     return architecture == MTP_ARCHITECTURE or (
-        architecture in ARCHITECTURES and bool(config.get(_LAYERS_FIELD))
+        architecture in ARCHITECTURES and bool(_text_part(config).get(_LAYERS_FIELD))
     )
 
 
@@ -109,18 +110,22 @@ def parse_mtp_config(config: Mapping[str, Any]) -> MTPConfig:
     Raises:
         Refused: a field that is missing or outside what is accepted; more layers than one.
     """
-    count = config.get(_LAYERS_FIELD)
+    count = _text_part(config).get(_LAYERS_FIELD)
     if type(count) is not int or count != 1:
         raise Refused(_LAYERS_FIELD, count, "1: one layer that is run again for every proposal")
     if _architecture(config) != MTP_ARCHITECTURE:
         target = parse_hf(dict(config))
-        layer = replace(target, num_layers=1, sliding_windows=(None,))
+        layer = replace(target, num_layers=1, sliding_windows=(None,), delta=None)
         return MTPConfig(layer, target.num_layers, own=True)
     kinds = {kind: name for name, kind in ARCHITECTURES.items()}
+    kinds["qwen3_5_text"] = kinds["qwen3_5"]
     kind = config.get("model_type")
     if kind not in kinds:
         raise Refused("draft model_type", kind, f"the target's, one of {sorted(kinds)}")
-    layer = parse_hf({**config, "architectures": [kinds[kind]]})
+    alone: dict[str, Any] = {**config, "architectures": [kinds[kind]]}
+    if ARCHITECTURES[kinds[kind]] == "qwen3_5":  # a hybrid's first layer would be recurrent
+        alone["layer_types"] = ["full_attention"]
+    layer = parse_hf(alone)
     if layer.num_layers != 1:
         raise Refused("draft num_hidden_layers", layer.num_layers, "1")
     if layer.sliding_windows != (None,):
@@ -131,6 +136,14 @@ def parse_mtp_config(config: Mapping[str, Any]) -> MTPConfig:
     return MTPConfig(layer, layers, own=False)
 
 
-def _architecture(config: Mapping[str, Any]) -> Any:
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    named = _architecture(config)
+    hybrid = named is not None and ARCHITECTURES.get(named) == "qwen3_5"
+    return text_part(dict(config)) if hybrid else config
+
+
+def _architecture(config: Mapping[str, Any]) -> str | None:
     named = config.get("architectures")
-    return named[0] if isinstance(named, list) and len(named) == 1 else None
+    if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str):
+        return named[0]
+    return None

@@ -84,6 +84,20 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
         budget.max_length,
         ", ".join(map(str, widths)),
     )
+    if budget.states is not None:
+        states = budget.states
+        logger.info(
+            "%s: %d states of recurrent layers in %s, %.0f MiB a rank beside the pages: %d for "
+            "requests, %d checkpoints of the prefix cache%s; %.1f MiB for blocks being verified",
+            model.name,
+            states.states,
+            str(states.dtype).removeprefix("torch."),
+            states.bytes / (1 << 20),
+            states.requests,
+            states.checkpoints,
+            "" if states.checkpoints else ", which is off",
+            states.held_bytes / (1 << 20),
+        )
     sizes = sizes_of(config)
     return Engine(
         runner,
@@ -94,6 +108,7 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
         max_length=budget.max_length,
         widths=width_policy(config, widths, runner, group),
         prefix_cache=config.prefix_cache,
+        states=budget.states,
     )
 
 

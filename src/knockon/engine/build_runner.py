@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from knockon.engine.pipelined import PipelinedRunner
 from knockon.engine.runner import ModelRunner
 from knockon.engine.settle import sizes_of
 from knockon.engine.speculate import Accept, accept_drawn
+from knockon.engine.state_memory import plan_states
 from knockon.errors import Refused
 from knockon.layers.attention.base import FP8
 from knockon.models.target import Target
@@ -51,7 +53,7 @@ def build_runner(
         accept: see :class:`~knockon.engine.speculate.Engines`.
 
     Raises:
-        Refused: KV memory that does not suffice.
+        Refused: KV memory that does not suffice, or fewer states than requests.
     """
     # Where cuBLAS splits a product over its columns, the parts are added up in FP32: sums decide
     # tokens. (Settings of the process; on a CPU nothing reads them.)
@@ -62,15 +64,18 @@ def build_runner(
     batch, chunk = sizes.max_batch_size, sizes.prefill_chunk
     per_position = _bytes_per_position(target, drafted, group)
 
+    states = plan_states(config, target, batch, widths[-1])
+
     def plan(memory: int) -> KVBudget:
-        return plan_kv(
+        budget = plan_kv(
             memory, per_position, config.page_size, batch, block_rows, limit, config.max_model_len
         )
+        return dataclasses.replace(budget, states=states)
 
     if not config.overlap_schedule:
         budget = plan(_asked_memory(sizes) // group.size)
         pages, size = budget.num_pages, config.page_size
-        return ModelRunner(target, drafter, pages, size, accept), budget
+        return ModelRunner(target, drafter, pages, size, accept, states), budget
     longest = min(config.max_model_len or limit, limit)
     runner = PipelinedRunner(
         target,
@@ -80,7 +85,9 @@ def build_runner(
         longest + 3 * block_rows,
         default_buckets(min(config.cuda_graph_max_bs or batch, batch)) if config.cuda_graph else (),
         accept,
-        chunk if config.cuda_graph else 0,
+        # Prompts go through recurrent layers by library calls that graphs may not hold.
+        chunk if config.cuda_graph and states is None else 0,
+        states,
     )
     if config.kv_memory is None and config.device == "cuda":
         workspace = measure_workspace(runner, min(chunk, longest), widths[-1])

@@ -12,10 +12,15 @@ from knockon.errors import Refused
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 EXCHANGES = ("auto", "full", "compact")
 DRAFT_HEAD_DTYPES = ("auto", "fp8")
+STATE_DTYPES = ("auto", "float32", "bfloat16")
 ALGORITHMS = ("DFLASH", "MTP", "NONE")
 # Proposals of an MTP head where nobody says how many.
 DEFAULT_MTP_STEPS = 3
 KV_DTYPES = ("auto", "fp8_e4m3")
+_OPTIONAL_COUNTS = (
+    *("max_batch_size", "kv_memory", "prefill_chunk"),
+    *("cuda_graph_max_bs", "max_mamba_cache_size"),
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ class EngineConfig:
         mem_fraction_static: on GPUs, the part of the memory that weights and KV may take together.
         prefill_chunk: prompt tokens run in one step; ``None`` for 512 on CPUs and 4096 on GPUs.
         prefix_cache: whether KV of earlier prompts is used again.
+        max_mamba_cache_size: states of recurrent layers, where the target has such: one a request
+            computed at once, the others checkpoints of the prefix cache; ``None`` for twice
+            ``max_batch_size``.
+        mamba_ssm_dtype: what those states are kept in: ``float32``, ``bfloat16``, or ``auto``:
+            FP32, FP64 where the model is computed in it.
         attention_backend: ``"torch"``, ``"triton"``, or ``"auto"``: Triton's on GPUs.
         overlap_schedule: whether a step is launched before the tokens of the one before it have
             been read; ``None`` for where attention reads lengths on the device.
@@ -82,6 +92,8 @@ class EngineConfig:
     mem_fraction_static: float = 0.88
     prefill_chunk: int | None = None
     prefix_cache: bool = True
+    max_mamba_cache_size: int | None = None
+    mamba_ssm_dtype: str = "auto"
     attention_backend: str = "auto"
     overlap_schedule: bool | None = None
     cuda_graph: bool = True
@@ -121,7 +133,10 @@ class EngineConfig:
             raise Refused("kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(KV_DTYPES)}")
         for name in ("tp_size", "page_size"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("max_batch_size", "kv_memory", "prefill_chunk", "cuda_graph_max_bs"):
+        if self.mamba_ssm_dtype not in STATE_DTYPES:
+            wanted = f"one of {', '.join(STATE_DTYPES)}"
+            raise Refused("mamba_ssm_dtype", self.mamba_ssm_dtype, wanted)
+        for name in _OPTIONAL_COUNTS:
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         _at_least(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from knockon.engine.bad_words import bad_word_tokens
+from knockon.engine.checkpoints import Checkpoints
 from knockon.engine.flight import Flight, Gains, Runner
 from knockon.engine.logprobs import logprobs as raw_logprobs
 from knockon.engine.metrics import EngineMetrics, Tally
@@ -25,6 +26,7 @@ from knockon.engine.prompt_ids import checked_prompt
 from knockon.engine.request import Phase, Request, RequestMetrics, RequestOutput, TokenLogprobs
 from knockon.engine.sampling_params import SamplingParams
 from knockon.engine.scheduler import Scheduler, Step
+from knockon.engine.state_memory import StateBudget
 from knockon.engine.stopping import StopChecker
 from knockon.engine.width import WidthPolicy
 from knockon.errors import Refused
@@ -63,6 +65,7 @@ class Engine:
         runner: loaded models and their KV.
         tokenizer: a ``transformers`` tokenizer.
         num_pages, max_batch_size, prefill_chunk, max_length, prefix_cache: see ``EngineConfig``.
+        states: of the target's recurrent layers, as the runner holds them; ``None`` without such.
         widths: decides the verify width of each step.
     """
 
@@ -77,14 +80,20 @@ class Engine:
         max_length: int,
         widths: WidthPolicy,
         prefix_cache: bool = True,
+        states: StateBudget | None = None,
     ) -> None:
         self.runner = runner
+        self.states = states
+        self._checkpoints: Checkpoints | None = None
+        if states is not None:
+            self._checkpoints = Checkpoints(states.first_checkpoint, states.checkpoints)
+            prefix_cache = prefix_cache and states.checkpoints > 0
         self.tokenizer = tokenizer
         self.widths = widths
         self.max_length = max_length
         block = runner.drafter.block_size if runner.drafter is not None else 0
         self.scheduler = Scheduler(
-            PagePool(num_pages, runner.page_size, prefix_cache),
+            PagePool(num_pages, runner.page_size, prefix_cache, self._checkpoints),
             max_batch_size,
             prefill_chunk,
             max(widths.widths[-1], block),
@@ -165,10 +174,14 @@ class Engine:
         return outputs
 
     def _start_over(self) -> None:
-        """Forget what is in flight: the device may have gone on where the host has not followed."""
+        """Forget what is in flight: the device may have gone on where the host has not followed.
+
+        So may states have, even where each step runs to its end.
+        """
         self._in_flight.clear()
+        ahead = self.runner.lag > 0 or self.states is not None
         for request in self.scheduler.running[::-1]:  # so that the oldest is first again
-            if self.runner.lag or request.flights or request.ahead:
+            if ahead or request.flights or request.ahead:
                 request.flights = request.ahead = 0
                 self.scheduler.preempt(request)
 
@@ -207,6 +220,8 @@ class Engine:
                 continue
             request.length += chunk.count
             self._register(request)
+            if request.length in request.boundaries:
+                self._keep_state(request)
             if chunk.last:
                 request.phase = Phase.DECODE
                 request.flights += request.is_new
@@ -290,6 +305,8 @@ class Engine:
             pool.usable,
             pool.page_size,
             self._vocab_size,
+            0 if self.states is None else self.states.checkpoints,
+            0 if self.states is None else self.states.bytes,
         )
 
     def occupancy(self) -> Occupancy:
@@ -300,6 +317,7 @@ class Engine:
             waiting=len(scheduler.waiting),
             held_pages=scheduler.pool.usable - scheduler.pool.available,
             cached_pages=scheduler.pool.cached,
+            cached_states=0 if self._checkpoints is None else self._checkpoints.kept,
         )
 
     def flush_cache(self) -> int:
@@ -314,6 +332,15 @@ class Engine:
                 request.tokens, request.pages, request.registered, request.length
             )
             request.registered = full
+
+    def _keep_state(self, request: Request) -> None:
+        """Keep a request's state under the page that ends where it stands, if that is cached."""
+        assert self._checkpoints is not None
+        page = request.pages[request.length // self.runner.page_size - 1]
+        if self.scheduler.pool.is_cached(page):
+            slot = self._checkpoints.take(page)
+            if slot is not None:
+                self.runner.copy_state(request.slot, slot)
 
     def _finish(
         self,

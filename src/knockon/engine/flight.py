@@ -72,6 +72,10 @@ class Runner(Protocol):
         """
         ...
 
+    def copy_state(self, source: int, target: int) -> None:
+        """What recurrent layers keep in one slot to another, after all that was launched."""
+        ...
+
 
 @dataclass
 class Landed:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from knockon.engine.state_memory import StateBudget
 from knockon.errors import Refused
 from knockon.parallel import Group
 
@@ -25,11 +26,13 @@ class KVBudget:
         num_pages: pages in all, the null page included.
         max_length: positions that a request may reach.
         bytes: what target and draft KV take together on this rank.
+        states: of recurrent layers, which lie beside the pages; ``None`` without such layers.
     """
 
     num_pages: int
     max_length: int
     bytes: int
+    states: StateBudget | None = None
 
 
 def plan_kv(

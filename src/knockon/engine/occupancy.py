@@ -15,6 +15,8 @@ class Capacity:
         num_pages: KV pages that requests can hold.
         page_size: positions a page.
         vocab_size: token ids that a prompt may have.
+        num_checkpoints: states of recurrent layers that can be kept for later prompts.
+        state_bytes: what all states of recurrent layers take on a rank.
     """
 
     max_length: int
@@ -22,6 +24,8 @@ class Capacity:
     num_pages: int
     page_size: int
     vocab_size: int
+    num_checkpoints: int = 0
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,11 @@ class Occupancy:
         waiting: requests queued for a place or for pages.
         held_pages: pages that a request holds.
         cached_pages: pages that nobody holds, kept for later prompts.
+        cached_states: states of recurrent layers kept for later prompts.
     """
 
     running: int
     waiting: int
     held_pages: int
     cached_pages: int
+    cached_states: int = 0

@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from knockon.engine.checkpoints import Checkpoints
 from knockon.layers.attention import NULL_PAGE
 
 
@@ -30,12 +31,20 @@ class PagePool:
         num_pages: pages in all, the null page included.
         page_size: positions a page.
         prefix_cache: whether full pages are kept and matched.
+        checkpoints: states kept under pages, which go with them.
     """
 
-    def __init__(self, num_pages: int, page_size: int, prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        prefix_cache: bool = True,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         self.page_size = page_size
         self.num_pages = num_pages
         self.prefix_cache = prefix_cache
+        self.checkpoints = checkpoints
         self._free: deque[int] = deque(p for p in range(num_pages) if p != NULL_PAGE)
         self._holders = [0] * num_pages
         self._by_key: dict[tuple[int, tuple[int, ...]], _Cached] = {}
@@ -108,6 +117,10 @@ class PagePool:
             self._idle.pop(node.page, None)
         return pages
 
+    def is_cached(self, page: int) -> bool:
+        """Whether later prompts can find a page."""
+        return page in self._by_page
+
     def register(
         self,
         tokens: Sequence[int],
@@ -153,6 +166,8 @@ class PagePool:
         page = next(p for p in self._idle if self._by_page[p].children == 0)
         del self._idle[page]
         node = self._by_page.pop(page)
+        if self.checkpoints is not None:
+            self.checkpoints.drop(page)
         del self._by_key[node.key]
         parent = node.key[0]
         if parent != NULL_PAGE:

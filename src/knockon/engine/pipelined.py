@@ -41,7 +41,9 @@ from knockon.engine.speculate import (
     accept_drawn,
     speculative_step,
 )
-from knockon.layers.attention import plan_block
+from knockon.engine.state_memory import StateBudget
+from knockon.layers.attention import NULL_PAGE, plan_block
+from knockon.layers.recurrent_state import StateRows
 from knockon.models.target import Target
 
 _GREEDY = DrawKind.of([])
@@ -76,6 +78,7 @@ class PipelinedRunner:
             batches run eagerly, and all of them without any.
         accept: see :class:`Engines`.
         most_prefill_rows: up to how many prompt tokens a prefill runs as a graph; 0 for none.
+        states: of the target's recurrent layers; ``None`` where it has none.
     """
 
     lag = 1
@@ -90,6 +93,7 @@ class PipelinedRunner:
         buckets: Sequence[int] = (),
         accept: Accept = accept_drawn,
         most_prefill_rows: int = 0,
+        states: StateBudget | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -109,6 +113,7 @@ class PipelinedRunner:
         self.graphs = Graphs(self.device)
         self._prefill_inputs: dict[PrefillKey, tuple[Tensor, Tensor]] = {}
         self._most_prefill_rows = most_prefill_rows
+        self._states = states
         self._engines = Engines(target, drafter, [], target.group, page_size, accept)
 
     @property
@@ -118,20 +123,28 @@ class PipelinedRunner:
 
     def allocate(self, num_pages: int) -> None:
         """Make the KV, of so many pages, the null page included."""
-        self._engines.allocate(num_pages)
+        self._engines.allocate(num_pages, self._states)
 
     def launch(self, step: Step, width: int) -> PipelinedFlight:
         """See :class:`~knockon.engine.flight.Runner`."""
         clock = Clock(self.device)
         with torch.inference_mode():
             self.state.admit([chunk.request for chunk in step.prefill] + step.decode)
-            parts = [self._prefill(group) for group in alike(step.prefill)]
+            for checkpoint, request in step.restored:
+                self.copy_state(checkpoint, request.slot)
+            fresh = [chunk for chunk in step.prefill if not chunk.revisits]
+            revisiting = [chunk for chunk in step.prefill if chunk.revisits]
+            parts = [self._prefill(group) for group in alike(fresh) + alike(revisiting)]
             awaited = [part for part in parts if part is not None]
             clock.start()
             if step.decode:
                 awaited.append(self._decode(step.decode, width))
             clock.stop()
         return PipelinedFlight(awaited, clock)
+
+    def copy_state(self, source: int, target: int) -> None:
+        """See :class:`~knockon.engine.flight.Runner`."""
+        self._engines.copy_state(source, target)
 
     def capture(self, widths: Sequence[int]) -> None:
         """Make the graphs of greedy steps for every bucket, and of one request's prefills.
@@ -256,6 +269,7 @@ class PipelinedRunner:
             lengths=self.state.lengths[slots],
             bonus=self.state.bonus[slots],
             context=self._context,
+            slots=slots if self._states is not None else None,
         )
         sampling = self._sampling(slots, kind, requests)
         accepted, logits = speculative_step(self._engines, state, sampling, width)
@@ -263,18 +277,23 @@ class PipelinedRunner:
         return torch.cat([accepted.tokens, accepted.lengths.unsqueeze(1)], dim=1), logits
 
     def _prefill(self, chunks: Sequence[PrefillChunk]) -> Awaited | None:
-        """Run chunks together; the first tokens of those that complete a new prompt."""
+        """Run chunks together; the first tokens of those that complete a new prompt.
+
+        Either all of them revisit shared pages, or none does.
+        """
         rows = max(chunk.count for chunk in chunks)
         real = sum(chunk.count for chunk in chunks)
-        key = prefill_shape(len(chunks), rows, real, self._most_prefill_rows)
+        revisits = chunks[0].revisits
+        key = None
+        if not revisits:
+            key = prefill_shape(len(chunks), rows, real, self._most_prefill_rows)
         where, tokens = lay_out(chunks, key or PrefillKey(len(chunks), rows), self.state.idle)
         where_tensor = upload(where, torch.int64, self.device)
         token_tensor = upload(tokens, torch.int64, self.device)
         slots, starts, counts = where_tensor[: len(chunks)].unbind(1)
         if key is None:
-            hidden, ends = self._run_rows(
-                slots, token_tensor, starts, counts, ragged=real < rows * len(chunks)
-            )
+            ragged = real < rows * len(chunks)
+            hidden, ends = self._run_rows(slots, token_tensor, starts, counts, ragged, revisits)
         else:
             graph = self._prefill_graph(key)
             inputs = self._prefill_inputs[key]
@@ -298,21 +317,37 @@ class PipelinedRunner:
         return Awaited(requests, to_host(packed), logits, verified=False)
 
     def _run_rows(
-        self, slots: Tensor, tokens: Tensor, starts: Tensor, counts: Tensor, ragged: bool = False
+        self,
+        slots: Tensor,
+        tokens: Tensor,
+        starts: Tensor,
+        counts: Tensor,
+        ragged: bool = False,
+        revisits: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Run ``tokens [n, T]`` from ``starts [n]`` on: last hidden ``[n, H]``, where they end."""
+        """Run ``tokens [n, T]`` from ``starts [n]`` on: last hidden ``[n, H]``, where they end.
+
+        Args:
+            ragged: whether ``counts [n]`` are not all ``T``.
+            revisits: whether nothing is to be written to pages.
+        """
         rows = tokens.shape[1]
+        real = counts if ragged else None
         plan = plan_block(
             self.state.page_table[slots],
             self.page_size,
             starts,
             rows,
             self._context,
-            counts=counts if ragged else None,
+            counts=real,
         )
+        if self._states is not None:
+            plan.states = StateRows(slots, may_begin=True, counts=real)
+        if revisits:
+            plan.slots = torch.full_like(plan.slots, NULL_PAGE)
         layers = self.drafter.feature_layers if self.drafter is not None else ()
         output = self.target(tokens, plan, self._engines.kv, layers)
-        if self.drafter is not None and output.features is not None:
+        if self.drafter is not None and output.features is not None and not revisits:
             self.drafter.observe(output.features, tokens, plan)
         last = (counts - 1).view(-1, 1, 1).expand(-1, 1, output.hidden.shape[-1])
         return output.hidden.gather(1, last).squeeze(1), starts + counts

@@ -44,6 +44,9 @@ class Request:
         length: verified tokens whose target and draft KV are written, from position 0.
         pages: the KV pages held, in order of position.
         registered: how many of them have been offered to the prefix cache.
+        kept: positions whose target and draft KV lies in shared pages; prefill goes through those
+            past ``length`` for states alone, and writes nothing there.
+        boundaries: where prefill stops on its way, to keep the state of recurrent layers.
         slot: its place in the device's state while it runs, else -1.
         stay: names one stay in a slot: a preempted request may come back to the slot it had.
         most_tokens: prompt and output that it may reach, by its own cap and by the context.
@@ -63,6 +66,8 @@ class Request:
     length: int = 0
     pages: list[int] = field(default_factory=list)
     registered: int = 0
+    kept: int = 0
+    boundaries: tuple[int, ...] = ()
     slot: int = -1
     stay: int = 0
     most_tokens: int = 0

@@ -22,8 +22,10 @@ from knockon.engine.speculate import (
     accept_drawn,
     speculative_step,
 )
+from knockon.engine.state_memory import StateBudget
 from knockon.engine.verify import Accepted, accept
 from knockon.layers.attention import LONE_MULTIPLE, NULL_PAGE, plan_block
+from knockon.layers.recurrent_state import StateRows
 from knockon.models.target import Target
 
 
@@ -44,6 +46,7 @@ class ModelRunner:
         num_pages: KV pages, the null page included.
         page_size: positions a page.
         accept: see :class:`Engines`.
+        states: of the target's recurrent layers; ``None`` where it has none.
     """
 
     lag = 0
@@ -55,18 +58,23 @@ class ModelRunner:
         num_pages: int,
         page_size: int,
         accept: Accept = accept_drawn,
+        states: StateBudget | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.page_size = page_size
         self._engines = Engines(target, drafter, [], target.group, page_size, accept)
-        self._engines.allocate(num_pages)
+        self._engines.allocate(num_pages, states)
+        self._positions = num_pages * page_size
+        self._recurrent = states is not None
         self._batch: tuple[tuple[str, int], ...] = ()
         self._sampling: SamplingBatch | None = None
 
     def launch(self, step: Step, width: int) -> Landed:
         """See :class:`~knockon.engine.flight.Runner`; everything is there on return."""
         gains = []
+        for checkpoint, request in step.restored:
+            self.copy_state(checkpoint, request.slot)
         for chunk in step.prefill:
             first = self.prefill(chunk)
             if first is not None:
@@ -100,10 +108,13 @@ class ModelRunner:
             chunk.count,
             end,
             first_slot=self._first_slot([request]),
+            states=self._states([request], may_begin=chunk.start == 0),
         )
+        if chunk.revisits:
+            plan.slots = torch.full_like(plan.slots, NULL_PAGE)
         layers = self.drafter.feature_layers if self.drafter is not None else ()
         output = self.target(tokens, plan, self._engines.kv, layers)
-        if self.drafter is not None and output.features is not None:
+        if self.drafter is not None and output.features is not None and not chunk.revisits:
             self.drafter.observe(output.features, tokens, plan)
         if not chunk.last or not request.is_new:
             return None
@@ -121,12 +132,14 @@ class ModelRunner:
         """One speculative step for the batch: what was accepted, and the logits ``[B, w, V]``."""
         device = self.target.device
         lengths = [request.length for request in requests]
+        states = self._states(requests)
         state = DecodeState(
             page_table=self._page_table(requests),
             lengths=torch.tensor(lengths, device=device),
             bonus=torch.tensor([request.tokens[-1] for request in requests], device=device),
             context=max(lengths),
             first_slot=self._first_slot(requests),
+            slots=None if states is None else states.slots,
         )
         # Counts of penalised tokens are carried on; whatever else happened makes them afresh.
         batch = tuple((request.id, len(request.tokens)) for request in requests)
@@ -156,7 +169,17 @@ class ModelRunner:
             return None
         first = pages[0] * self.page_size
         reach = -(-len(pages) * self.page_size // LONE_MULTIPLE) * LONE_MULTIPLE
-        return first if first + reach <= len(self._engines.kv[0].k) else None
+        return first if first + reach <= self._positions else None
+
+    def copy_state(self, source: int, target: int) -> None:
+        """See :class:`~knockon.engine.flight.Runner`."""
+        self._engines.copy_state(source, target)
+
+    def _states(self, requests: Sequence[Request], may_begin: bool = False) -> StateRows | None:
+        if not self._recurrent:
+            return None
+        slots = torch.tensor([request.slot for request in requests], device=self.target.device)
+        return StateRows(slots, may_begin=may_begin)
 
     def _page_table(self, requests: Sequence[Request]) -> Tensor:
         """``[B, P]``, as wide as the longest request here needs, the rest the null page."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from knockon.engine.checkpoints import Checkpoints
 from knockon.engine.pages import PagePool
 from knockon.engine.request import Phase, Request
 from knockon.errors import Refused
@@ -35,13 +36,24 @@ class PrefillChunk:
         """Whether the prefix is complete after this chunk."""
         return self.start + self.count == self.request.prefill_end
 
+    @property
+    def revisits(self) -> bool:
+        """Whether its keys and values lie in shared pages, and only states go through its rows."""
+        return self.start < self.request.kept
+
 
 @dataclass(frozen=True)
 class Step:
-    """What the engine does next: the prefill chunks first, then one decode step for the batch."""
+    """What the engine does next: the prefill chunks first, then one decode step for the batch.
+
+    Attributes:
+        restored: requests admitted in this step that go on from a checkpoint, and its slot; to be
+            copied to theirs before anything runs.
+    """
 
     prefill: list[PrefillChunk]
     decode: list[Request]
+    restored: list[tuple[int, Request]] = field(default_factory=list)
 
 
 class Decoding(NamedTuple):
@@ -140,15 +152,17 @@ class Scheduler:
                 it must not be short of pages.
         """
         decode = self._reserve_blocks(self.decoding() if decoding is None else decoding)
-        decode += self._admit()
+        restored: list[tuple[int, Request]] = []
+        decode += self._admit(restored)
         budget = self.prefill_chunk
         chunks: list[PrefillChunk] = []
         for request in self.running:
             if request.phase is Phase.PREFILL and budget:
-                count = min(budget, request.prefill_end - request.length)
+                end = next((b for b in request.boundaries if b > request.length), None)
+                count = min(budget, (end or request.prefill_end) - request.length)
                 chunks.append(PrefillChunk(request, request.length, count))
                 budget -= count
-        return Step(chunks, decode)
+        return Step(chunks, decode, restored)
 
     def decoding(self) -> Decoding:
         """Who decodes next: all but those that what is in flight will surely end.
@@ -176,8 +190,12 @@ class Scheduler:
         """
         return sum(missing for _, missing in decoding.lacking) > self.pool.available
 
-    def _admit(self) -> list[Request]:
-        """Let waiting requests run while there is room; those with nothing to prefill."""
+    def _admit(self, restored: list[tuple[int, Request]]) -> list[Request]:
+        """Let waiting requests run while there is room; those with nothing to prefill.
+
+        Args:
+            restored: see :class:`Step`; added to.
+        """
         ready: list[Request] = []
         while self.waiting and len(self.running) < self.max_batch_size:
             request = self.waiting[0]
@@ -193,17 +211,41 @@ class Scheduler:
             self.waiting.popleft()
             request.pages = cached + pages
             request.length = len(cached) * self.pool.page_size
-            request.cached_tokens = max(request.cached_tokens, request.length)
             request.registered = len(cached)
             request.slot = self._free_slots.pop() if self._free_slots else len(self.running)
             request.stay = next(_STAYS)
             request.phase = Phase.PREFILL
+            if self.pool.checkpoints is not None:
+                self._go_on_from(self.pool.checkpoints, request, cached, restored)
             if request.length == request.prefill_end:
                 request.phase = Phase.DECODE
                 ready.append(request)
+            request.cached_tokens = max(request.cached_tokens, request.length)
             self.running.append(request)
             self.with_history += request.params.needs_history
         return ready
+
+    def _go_on_from(
+        self,
+        checkpoints: Checkpoints,
+        request: Request,
+        cached: list[int],
+        restored: list[tuple[int, Request]],
+    ) -> None:
+        """Shorten a hit to the last checkpoint in it, and say where new ones are to be taken.
+
+        Where the cached pages end another prompt has parted from this one, and a third may; where
+        this one's full pages end, the same may come again, or go on. Its last token is always run,
+        since the next comes of it, so a page that it fills is of no use to the same prompt.
+        """
+        found = checkpoints.deepest(cached)
+        size = self.pool.page_size
+        request.kept = request.length
+        request.length = found.pages * size if found is not None else 0
+        ends = {request.kept, (len(request.tokens) - 1) // size * size}
+        request.boundaries = tuple(sorted(end for end in ends if end > request.length))
+        if found is not None:
+            restored.append((found.slot, request))
 
     def _reserve_blocks(self, decoding: Decoding) -> list[Request]:
         """Give every decoding request the pages of its next block, preempting the youngest.
@@ -237,4 +279,5 @@ class Scheduler:
         self._free_slots.append(request.slot)
         request.pages = []
         request.slot = -1
-        request.length = request.registered = 0
+        request.length = request.registered = request.kept = 0
+        request.boundaries = ()

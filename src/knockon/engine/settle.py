@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 import torch
 
@@ -24,6 +25,8 @@ from knockon.models.config import ModelConfig
 from knockon.models.target import read_config
 from knockon.parallel import HeadShard
 from knockon.rollout.fp8_head import MULTIPLE, fp8_obstacle
+
+logger = logging.getLogger(__name__)
 
 
 def check(config: EngineConfig) -> EngineConfig:
@@ -59,7 +62,7 @@ def check(config: EngineConfig) -> EngineConfig:
             )
         if isinstance(config.verify_width, int):
             check_verify_width(config.verify_width, block_size_of(config, drafter))
-    settled = settle(config)
+    settled = _settle_states(settle(config), config, target)
     if settled.speculative_draft_head_dtype == "fp8":
         _check_fp8_head(settled, target)
     return settled.replace(model=str(model), draft=str(draft) if draft else None)
@@ -120,6 +123,25 @@ def settle(config: EngineConfig) -> EngineConfig:
         cuda_graph=graphs,
         cuda_graph_max_bs=most if graphs else None,
     )
+
+
+def _settle_states(settled: EngineConfig, asked: EngineConfig, target: ModelConfig) -> EngineConfig:
+    """What recurrent layers need: heads that can be dealt; steps in flight only where asked for."""
+    delta = target.delta
+    if delta is None:
+        if asked.max_mamba_cache_size is not None or asked.mamba_ssm_dtype != "auto":
+            logger.warning(
+                "max_mamba_cache_size and mamba_ssm_dtype have no meaning here and are passed "
+                "over: the target has no recurrent layers"
+            )
+        return settled
+    for rank in range(settled.tp_size):
+        HeadShard.deal(delta.num_value_heads, delta.num_key_heads, settled.tp_size, rank)
+    if asked.overlap_schedule:
+        return settled
+    if settled.overlap_schedule:
+        logger.info("the target has recurrent layers: steps run one after the other, not as graphs")
+    return settled.replace(overlap_schedule=False, cuda_graph=False)
 
 
 def sizes_of(config: EngineConfig) -> Sizes:

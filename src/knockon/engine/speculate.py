@@ -13,8 +13,11 @@ from torch import Tensor
 
 from knockon.drafters.base import Drafter
 from knockon.engine.sampling import SamplingBatch, sample
+from knockon.engine.state_memory import StateBudget
 from knockon.engine.verify import Accepted, accept
-from knockon.layers.attention import BlockPlan, PagedKV, plan_block
+from knockon.layers.attention import BlockPlan, plan_block
+from knockon.layers.recurrent_state import DeltaMemory, StateRows
+from knockon.models.decoder_layer import LayerMemory
 from knockon.models.target import Target
 from knockon.parallel import Group
 
@@ -29,6 +32,8 @@ class DecodeState:
         bonus: ``[B]`` int64, the token at position ``n``, chosen but not yet run.
         context: host-known bound on ``lengths``, ``None`` without one.
         first_slot: host-known start of a lone request's contiguous pages, else ``None``.
+        slots: ``[B]`` int64, where recurrent layers keep the requests' states; ``None`` for a
+            target without such layers.
     """
 
     page_table: Tensor
@@ -36,6 +41,7 @@ class DecodeState:
     bonus: Tensor
     context: int | None
     first_slot: int | None = None
+    slots: Tensor | None = None
 
     def plan(self, rows: int, page_size: int) -> BlockPlan:
         """Rows at positions ``n .. n + rows - 1``."""
@@ -47,6 +53,13 @@ class DecodeState:
             None if self.context is None else self.context + rows,
             first_slot=self.first_slot,
         )
+
+    def verify_plan(self, width: int, page_size: int) -> BlockPlan:
+        """The same, with states: held until it is known which rows stand, unless all must."""
+        plan = self.plan(width, page_size)
+        if self.slots is not None:
+            plan.states = StateRows(self.slots, held=width > 1)
+        return plan
 
 
 Accept = Callable[[Tensor, Tensor, Tensor, SamplingBatch], Accepted]
@@ -74,20 +87,31 @@ class Engines:
 
     target: Target
     drafter: Drafter | None
-    kv: list[PagedKV]
+    kv: list[LayerMemory]
     group: Group
     page_size: int
     accept: Accept = accept_drawn
 
-    def allocate(self, num_pages: int) -> None:
-        """Make target and draft KV of so many pages, the null page included."""
-        target, slots = self.target, num_pages * self.page_size
-        self.kv[:] = [
-            PagedKV.allocate(slots, *target.kv_shape[1:], target.kv_dtype, target.device)
-            for _ in range(target.config.num_layers)
-        ]
+    def allocate(self, num_pages: int, states: StateBudget | None = None) -> None:
+        """Make target and draft KV of so many pages, the null page included, and states."""
+        slots = num_pages * self.page_size
+        self.kv.clear()  # before the new is made
+        if states is None:
+            self.kv[:] = self.target.allocate(slots)
+        else:
+            self.kv[:] = self.target.allocate(slots, states.states, states.dtype)
         if self.drafter is not None:
             self.drafter.bind_kv(slots)
+
+    @property
+    def states(self) -> list[DeltaMemory]:
+        """States of every recurrent layer."""
+        return [memory for memory in self.kv if isinstance(memory, DeltaMemory)]
+
+    def copy_state(self, source: int, target: int) -> None:
+        """What recurrent layers keep in one slot, to another."""
+        for memory in self.states:
+            memory.copy(source, target)
 
 
 def untimed() -> None:
@@ -113,7 +137,7 @@ def speculative_step(
     proposals = propose(engines, state, width - 1)
     part_ended()
     block = torch.cat([state.bonus.unsqueeze(1), proposals], dim=1)
-    plan = state.plan(width, engines.page_size)
+    plan = state.verify_plan(width, engines.page_size)
     logits, features = verify(engines, block, plan)
     drawn = sample(logits, proposals, plan.positions + 1, sampling)
     accepted = engines.accept(proposals, drawn, plan.positions, sampling)
@@ -159,10 +183,14 @@ def commit(
 ) -> None:
     """Extend the verified length and the draft context; what was rejected lies beyond the length.
 
+    Recurrent layers take the accepted rows in.
     Draft KV is written for every verified row, as the target's was: rows past the new length are
     overwritten by the next step before anything reads them.
     """
     if engines.drafter is not None and features is not None:
         engines.drafter.observe(features, block, plan)
+    if plan.states is not None and plan.states.held:
+        for memory in engines.states:
+            memory.commit(accepted.lengths)
     state.lengths = state.lengths + accepted.lengths
     state.bonus = accepted.bonus

@@ -9,16 +9,20 @@ import torch
 
 from knockon.errors import Refused
 from knockon.layers.rotary import RopeConfig
+from knockon.models.config_fields import MOST_LAYERS, MOST_VALUES, read_flag, read_size
+from knockon.models.qwen3_5_config import DeltaConfig, parse_delta, text_part
 from knockon.models.rope_config import parse_rope
 
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "Qwen3_5ForCausalLM": "qwen3_5",
+}
 DRAFTERS = ("DFlashDraftModel", "DominoDraftModel", "MTPDraftModel")
 
 # The base that a family's configurations may leave out (transformers' LlamaConfig documents it).
-_DEFAULT_THETA = {"llama": 10000.0, "qwen3": None}
-# Sizes beyond these are damage, and would exhaust memory before a weight could be held to them.
-MOST_VALUES = 1 << 24
-MOST_LAYERS = 1 << 12
+_DEFAULT_THETA = {"llama": 10000.0}
 _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -29,10 +33,10 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A dense decoder of the Llama or Qwen3 family.
+    """A dense decoder of the Llama, Qwen3 or Qwen3.5 family.
 
     Attributes:
-        architecture: ``"llama"`` or ``"qwen3"``.
+        architecture: ``"llama"``, ``"qwen3"`` or ``"qwen3_5"``.
         max_positions: positions that the model is meant for (YaRN's extension included).
         attention_bias: biases on the query, key, value and output projections. mlp_bias: on the
             three of the MLP.
@@ -40,6 +44,8 @@ class ModelConfig:
         dtype: of the checkpoint's weights.
         sliding_windows: one entry a layer: how many positions back it sees, itself included, or
             ``None`` for all.
+        delta: its recurrent layers, if it has any; the others are layers of full attention.
+        zero_centred_norms: whether norms multiply by ``1 + weight``.
     """
 
     architecture: str
@@ -60,6 +66,17 @@ class ModelConfig:
     bos_token_id: int | None
     dtype: torch.dtype
     sliding_windows: tuple[int | None, ...]
+    delta: DeltaConfig | None = None
+    zero_centred_norms: bool = False
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer keeps a state in place of keys and values."""
+        return self.delta is not None and self.delta.layers[layer]
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return self.num_layers - (sum(self.delta.layers) if self.delta is not None else 0)
 
 
 def parse_hf(
@@ -77,6 +94,9 @@ def parse_hf(
             missing or impossible size, rotary settings as in :func:`parse_rope`.
     """
     architecture = parse_architecture(config)
+    hybrid = architecture == "qwen3_5"
+    if hybrid:
+        config = text_part(config)
     if config.get("quantization_config"):
         quantization = config["quantization_config"]
         known = isinstance(quantization, dict)
@@ -90,21 +110,21 @@ def parse_hf(
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise Refused("hidden_act", activation, "'silu'")
-    hidden = _size(config, "hidden_size")
-    heads = _size(config, "num_attention_heads")
-    kv_heads = _size(config, "num_key_value_heads", heads)
-    layers = _size(config, "num_hidden_layers", most=MOST_LAYERS)
-    positions = _size(config, "max_position_embeddings")
-    rope = parse_rope(config, positions, _DEFAULT_THETA[architecture])
-    if rope.partial_rotary_factor != 1:
+    hidden = read_size(config, "hidden_size")
+    heads = read_size(config, "num_attention_heads")
+    kv_heads = read_size(config, "num_key_value_heads", heads)
+    layers = read_size(config, "num_hidden_layers", most=MOST_LAYERS)
+    positions = read_size(config, "max_position_embeddings")
+    rope = parse_rope(config, positions, _DEFAULT_THETA.get(architecture))
+    if rope.partial_rotary_factor != 1 and not hybrid:
         raise Refused(
             "partial_rotary_factor", rope.partial_rotary_factor, f"1 for {architecture} models"
         )
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_size(config, "vocab_size"),
+        vocab_size=read_size(config, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=_size(config, "intermediate_size"),
+        intermediate_size=read_size(config, "intermediate_size"),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -112,13 +132,15 @@ def parse_hf(
         rms_norm_eps=parse_epsilon(config.get("rms_norm_eps")),
         rope=rope,
         max_positions=extended_positions(rope, positions),
-        tie_word_embeddings=_flag(config, "tie_word_embeddings"),
-        attention_bias=_flag(config, "attention_bias"),
-        mlp_bias=_flag(config, "mlp_bias"),
+        tie_word_embeddings=read_flag(config, "tie_word_embeddings"),
+        attention_bias=read_flag(config, "attention_bias"),
+        mlp_bias=read_flag(config, "mlp_bias"),
         eos_token_ids=_eos_ids(generation_config or {}, config),
         bos_token_id=config.get("bos_token_id"),
         dtype=_dtype(config),
-        sliding_windows=_sliding_windows(config, layers),
+        sliding_windows=(None,) * layers if hybrid else _sliding_windows(config, layers),
+        delta=parse_delta(config, layers) if hybrid else None,
+        zero_centred_norms=hybrid,
     )
 
 
@@ -171,26 +193,6 @@ def extended_positions(rope: RopeConfig, max_positions: int) -> int:
     return max_positions
 
 
-def _size(
-    config: dict[str, Any], name: str, default: int | None = None, most: int = MOST_VALUES
-) -> int:
-    value = config.get(name)
-    if value is None and default is not None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise Refused(name, value, f"a whole number, 1 to {most}")
-    return value
-
-
-def _flag(config: dict[str, Any], name: str) -> bool:
-    value = config.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise Refused(name, value, "true or false")
-    return value
-
-
 def _dtype(config: dict[str, Any]) -> torch.dtype:
     """The declared dtype; transformers documents FP32 for configurations that declare none."""
     name = config.get("dtype") or config.get("torch_dtype") or "float32"
@@ -222,7 +224,7 @@ def _sliding_windows(config: dict[str, Any], layers: int) -> tuple[int | None, .
                 "use_sliding_window", config.get("use_sliding_window"), "true, as layer_types say"
             )
         return (None,) * layers
-    window = _size(config, "sliding_window")
+    window = read_size(config, "sliding_window")
     types = config.get("layer_types")
     if types is None:
         first = config.get("max_window_layers")

@@ -6,20 +6,24 @@ vocabulary by rows. Each layer costs two all-reduces.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV, SdpaBackend, Visibility
+from knockon.layers.attention import AttentionBackend, BlockPlan, SdpaBackend
 from knockon.layers.embedding import LMHead, VocabParallelEmbedding
-from knockon.layers.fused.rotate_and_write import HeadNorm, rotate_and_write
-from knockon.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, Shard
+from knockon.layers.linear import ReplicatedLinear
 from knockon.layers.norm import RMSNorm
 from knockon.layers.rotary import RotaryEmbedding, Rotation
 from knockon.models.config import ModelConfig
+from knockon.models.decoder_layer import DecoderLayer, LayerMemory, MemorySizes
 from knockon.models.strict import Loader
-from knockon.parallel import Group, HeadShard, VocabShard, deal
+from knockon.parallel import Group, HeadShard, VocabShard
+
+# Makes a layer of a configuration, by its number.
+LayerMaker = Callable[[ModelConfig, int, HeadShard, torch.dtype, Group], DecoderLayer]
 
 # Asked for as a feature layer: the hidden state after the final norm.
 FINAL_HIDDEN = -1
@@ -38,87 +42,12 @@ class TargetOutput(NamedTuple):
     features: Tensor | None
 
 
-class DecoderLayer(nn.Module):
-    """Attention and MLP of one layer. A family overrides what it does differently."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        index: int,
-        heads: HeadShard,
-        dtype: torch.dtype,
-        group: Group,
-    ) -> None:
-        super().__init__()
-        size, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
-        self.heads = heads
-        self.head_dim = dim
-        self.visibility = Visibility(True, config.sliding_windows[index])
-        q = Shard(heads.num_heads * dim, heads.head_start * dim, heads.head_count * dim)
-        k = Shard(heads.num_kv_heads * dim, heads.kv_start * dim, heads.kv_count * dim)
-        inner = Shard(
-            config.intermediate_size, *deal(config.intermediate_size, group.size, group.rank)
-        )
-        self.input_norm = RMSNorm(size, config.rms_norm_eps, dtype)
-        self.qkv = ColumnParallelLinear(size, {"q": q, "k": k, "v": k}, bias, dtype)
-        self.output = RowParallelLinear(q, size, dtype, group, bias)
-        self.mlp_norm = RMSNorm(size, config.rms_norm_eps, dtype)
-        parts = {"gate": inner, "up": inner}
-        self.gate_up = ColumnParallelLinear(size, parts, config.mlp_bias, dtype)
-        self.down = RowParallelLinear(inner, size, dtype, group, config.mlp_bias)
-
-    def forward(
-        self,
-        x: Tensor,
-        normed: Tensor,
-        rotation: Rotation,
-        kv: PagedKV,
-        plan: BlockPlan,
-        attention: AttentionBackend,
-    ) -> tuple[Tensor, Tensor]:
-        """One layer, between two norms of the residual stream.
-
-        Args:
-            x: the residual stream ``[B, T, H]``; left as it is.
-            normed: ``input_norm`` of it.
-            rotation: rotary embedding at the rows' positions.
-
-        Returns:
-            The stream and what is still to be added to it: the next norm does both in one.
-        """
-        qkv = self.qkv(normed)
-        q = rotate_and_write(qkv, rotation, plan.slots, kv, self.head_norms())
-        attended = attention.attend(q, kv, plan, self.visibility)
-        x, normed = self.mlp_norm.add(x, self.output(attended))
-        return x, self.down(self.gate_up.gated(normed))
-
-    def head_norms(self) -> HeadNorm | None:
-        """How query and key heads are normed before rotation: here, not at all."""
-        return None
-
-    def loaders(self) -> dict[str, Loader]:
-        """How each checkpoint tensor of the layer is loaded, by its name within the layer."""
-        loaders: dict[str, Loader] = {
-            "input_layernorm.weight": self.input_norm.load,
-            "post_attention_layernorm.weight": self.mlp_norm.load,
-        }
-        for part in ("q", "k", "v"):
-            loaders |= _column_loaders(f"self_attn.{part}_proj", self.qkv, part)
-        for part in ("gate", "up"):
-            loaders |= _column_loaders(f"mlp.{part}_proj", self.gate_up, part)
-        return (
-            loaders
-            | _row_loaders("self_attn.o_proj", self.output, self.qkv.bias is not None)
-            | _row_loaders("mlp.down_proj", self.down, self.gate_up.bias is not None)
-        )
-
-
 class Decoder(nn.Module):
     """A target model: embedding, layers, final norm, LM head.
 
     Args:
         config: what the model is.
-        layer: the family's layer.
+        layer: makes the family's layers.
         dtype: of weights and activations.
         group: the ranks that share it.
         max_positions: rows of the rotary tables.
@@ -128,7 +57,7 @@ class Decoder(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        layer: type[DecoderLayer],
+        layer: LayerMaker,
         dtype: torch.dtype,
         group: Group,
         max_positions: int,
@@ -151,27 +80,36 @@ class Decoder(nn.Module):
             self.layers = nn.ModuleList(
                 layer(config, index, self.heads, dtype, group) for index in range(config.num_layers)
             )
-            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+            self.norm = RMSNorm(
+                config.hidden_size, config.rms_norm_eps, dtype, config.zero_centred_norms
+            )
             self.lm_head = _head(config, self.embedding)
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:
-        """Layers, KV heads on this rank, head size: what paged KV must be allocated for."""
-        return self.config.num_layers, self.heads.kv_count, self.config.head_dim
+        """Layers that keep KV, KV heads on this rank, head size."""
+        return self.config.num_attention_layers, self.heads.kv_count, self.config.head_dim
+
+    def allocate(
+        self, positions: int, states: int = 0, state_dtype: torch.dtype = torch.float32
+    ) -> list[LayerMemory]:
+        """What every layer keeps of requests, zeroed: KV of so many slots, or so many states."""
+        sizes = MemorySizes(positions, self.kv_dtype, states, state_dtype, self.device)
+        return [layer.allocate(sizes) for layer in self.decoder_layers()]
 
     def forward(
         self,
         token_ids: Tensor,
         plan: BlockPlan,
-        kv: list[PagedKV],
+        kv: Sequence[LayerMemory],
         feature_layers: tuple[int, ...] = (),
     ) -> TargetOutput:
         """Run rows through the model, writing their keys and values.
 
         Args:
             token_ids: ``[B, T]`` int64.
-            plan: where the rows stand.
-            kv: one entry a layer.
+            plan: where the rows stand, and whose states they have where layers are recurrent.
+            kv: one entry a layer, as :meth:`allocate` makes them.
             feature_layers: 0-based layers after which the residual stream is kept, or
                 ``FINAL_HIDDEN``.
         """
@@ -232,24 +170,3 @@ def _head(config: ModelConfig, embedding: VocabParallelEmbedding) -> LMHead:
         head = LMHead(config.hidden_size, shard, dtype, group)
     head.tie(embedding)
     return head
-
-
-def _column_loaders(name: str, linear: ColumnParallelLinear, part: str) -> dict[str, Loader]:
-    def weight(full: Tensor) -> None:
-        linear.load(full, part)
-
-    def bias(full: Tensor) -> None:
-        linear.load(full, part, bias=True)
-
-    if linear.bias is None:
-        return {f"{name}.weight": weight}
-    return {f"{name}.weight": weight, f"{name}.bias": bias}
-
-
-def _row_loaders(name: str, linear: RowParallelLinear, has_bias: bool) -> dict[str, Loader]:
-    def bias(full: Tensor) -> None:
-        linear.load(full, bias=True)
-
-    if not has_bias:
-        return {f"{name}.weight": linear.load}
-    return {f"{name}.weight": linear.load, f"{name}.bias": bias}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from knockon.models.decoder import DecoderLayer
+from knockon.models.decoder_layer import AttentionLayer
 
 
-class LlamaLayer(DecoderLayer):
+class LlamaLayer(AttentionLayer):
     """Nothing differs from the shared layer; biases and rotary kinds come from the config."""

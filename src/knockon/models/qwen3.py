@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from knockon.errors import Refused
 from knockon.layers.fused.rotate_and_write import HeadNorm
 from knockon.models.config import ModelConfig
-from knockon.models.decoder import DecoderLayer
+from knockon.models.decoder_layer import AttentionLayer
 from knockon.models.strict import Loader
 from knockon.parallel import Group, HeadShard
 
 
-class Qwen3Layer(DecoderLayer):
+class Qwen3Layer(AttentionLayer):
     """The decoder layer with per-head norms."""
 
     def __init__(
@@ -28,7 +28,9 @@ class Qwen3Layer(DecoderLayer):
         self.eps = config.rms_norm_eps
         # One row a head, query heads first: both norms in one multiplication.
         shape = (heads.head_count + heads.kv_count, config.head_dim)
-        self.head_norm = nn.Parameter(torch.ones(shape, dtype=dtype), requires_grad=False)
+        self.zero_centred = config.zero_centred_norms
+        kept = torch.promote_types(dtype, torch.float32) if self.zero_centred else dtype
+        self.head_norm = nn.Parameter(torch.ones(shape, dtype=kept), requires_grad=False)
 
     def head_norms(self) -> HeadNorm:
         """``x / sqrt(mean(x²) + eps)`` over each head, times its norm's weight."""
@@ -54,3 +56,5 @@ class Qwen3Layer(DecoderLayer):
             raise Refused("norm shape", tuple(full.shape), f"{(self.head_dim,)}")
         with torch.no_grad():
             self.head_norm[rows] = full.to(self.head_norm)
+            if self.zero_centred:
+                self.head_norm[rows] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,16 +10,18 @@ import torch
 from torch import Tensor
 
 from knockon.errors import Refused
-from knockon.layers.attention import AttentionBackend, BlockPlan, PagedKV
+from knockon.layers.attention import AttentionBackend, BlockPlan
 from knockon.layers.embedding import LMHead, VocabParallelEmbedding
 from knockon.models.config import ModelConfig, parse_hf
-from knockon.models.decoder import Decoder, DecoderLayer, TargetOutput
+from knockon.models.decoder import Decoder, LayerMaker, TargetOutput
+from knockon.models.decoder_layer import LayerMemory
 from knockon.models.gguf_config import parse_gguf
 from knockon.models.gguf_header import is_gguf, read_header
 from knockon.models.gguf_source import GGUFFile
 from knockon.models.json_file import read_json_object
 from knockon.models.llama import LlamaLayer
 from knockon.models.qwen3 import Qwen3Layer
+from knockon.models.qwen3_5 import qwen3_5_layer
 from knockon.models.safetensors_source import SafetensorsFolder
 from knockon.models.strict import load_strictly
 from knockon.models.weights import WeightSource
@@ -26,7 +29,11 @@ from knockon.parallel import Group, HeadShard, VocabShard
 
 __all__ = ["Target", "TargetOutput", "load_target", "read_config"]
 
-LAYERS: dict[str, type[DecoderLayer]] = {"llama": LlamaLayer, "qwen3": Qwen3Layer}
+LAYERS: dict[str, LayerMaker] = {
+    "llama": LlamaLayer,
+    "qwen3": Qwen3Layer,
+    "qwen3_5": qwen3_5_layer,
+}
 
 # Rows of the rotary tables past the model's context: a speculative block begun at the last position
 # reaches beyond it, and its rows are computed before they are dropped.
@@ -36,6 +43,10 @@ POSITION_SLACK = 256
 _NO_WEIGHTS = ("rotary_emb.inv_freq",)
 # Heads that some targets bring along to be drafted with: a drafter's affair.
 _DRAFT_HEADS = ("mtp.",)
+# A text model that is a part of one of images and text: what stands before its names, and the names
+# of the part that reads images.
+_CONTAINERS = {"qwen3_5": ("model.", "language_model.")}
+_IMAGE_READERS = {"qwen3_5": ("visual.",)}
 
 
 class Target(Protocol):
@@ -54,14 +65,20 @@ class Target(Protocol):
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:
-        """Layers, KV heads on this rank, head size: what paged KV must be allocated for."""
+        """Layers that keep KV, KV heads on this rank, head size."""
+        ...
+
+    def allocate(
+        self, positions: int, states: int = 0, state_dtype: torch.dtype = torch.float32
+    ) -> list[LayerMemory]:
+        """What every layer keeps of requests: KV of so many slots, or so many states."""
         ...
 
     def __call__(
         self,
         token_ids: Tensor,
         plan: BlockPlan,
-        kv: list[PagedKV],
+        kv: Sequence[LayerMemory],
         feature_layers: tuple[int, ...] = (),
     ) -> TargetOutput:
         """Run rows ``[B, T]`` through the model, writing their keys and values."""
@@ -71,7 +88,7 @@ class Target(Protocol):
         self,
         token_ids: Tensor,
         plan: BlockPlan,
-        kv: list[PagedKV],
+        kv: Sequence[LayerMemory],
         feature_layers: tuple[int, ...] = (),
     ) -> TargetOutput:
         """The same."""
@@ -170,7 +187,8 @@ def load_weights(model: Decoder, source: WeightSource) -> None:
         loaders,
         optional,
         ignored_suffixes=_NO_WEIGHTS,
-        ignored_prefixes=_DRAFT_HEADS,
+        prefixes=_CONTAINERS.get(model.config.architecture, ("model.",)),
+        ignored_prefixes=_DRAFT_HEADS + _IMAGE_READERS.get(model.config.architecture, ()),
     )
 
 

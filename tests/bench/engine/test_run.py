@@ -48,6 +48,17 @@ def bench(*arguments: str):
     return CliRunner().invoke(app, ["bench", "engine", "--device", "cpu", *arguments])
 
 
+def test_a_target_with_recurrent_layers(tmp_path):
+    file = tmp_path / "engine.json"
+    done = bench(
+        *("--model", "tiny-hybrid", "--concurrency", "2", "--input-len", "9", "--output-len", "16"),
+        *("--accept-length", "domino=5", "--pool-size", "64", "--json", str(file)),
+    )
+    assert done.exit_code == 0, done.output
+    for row in json.loads(file.read_text())["results"]:
+        assert row["runs"][0]["tokens"] == 16 * row["num_prompts"]
+
+
 def test_the_command_writes_tables_json_and_a_plot(model, tmp_path):
     file, plot = tmp_path / "engine.json", tmp_path / "engine.png"
     done = bench(

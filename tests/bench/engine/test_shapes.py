@@ -32,6 +32,7 @@ CPU = torch.device("cpu")
         ("qwen3-4b", 4_022_468_096),
         ("llama-3.1-8b", 8_030_261_248),
         ("smollm2-135m", 134_515_008),
+        ("qwen3.6-27b", 26_895_998_464),  # transformers', without the part that reads images
     ),
 )
 def test_targets_have_the_parameters_of_the_published_checkpoints(name, count):
@@ -39,15 +40,16 @@ def test_targets_have_the_parameters_of_the_published_checkpoints(name, count):
     assert target_parameters(config) == count
     model = Decoder(config, LAYERS[config.architecture], torch.bfloat16, SingleRank(), 8, "meta")
     held = sum(p.numel() for p in model.parameters())
-    if config.architecture == "qwen3":  # head norms are held a row a head
+    if config.architecture != "llama":  # head norms are held a row a head
         rows = config.num_heads + config.num_kv_heads - 2
-        held -= config.num_layers * rows * config.head_dim
+        held -= config.num_attention_layers * rows * config.head_dim
     assert held == count
 
 
 def test_drafters_are_those_that_were_published_for_such_targets():
     shape = find_shape("qwen3-8b")
     assert shape.dflash.target_layer_ids == (1, 9, 17, 25, 33)
+    assert find_shape("qwen3.6-27b").dflash.target_layer_ids == (1, 16, 31, 46, 61)
     assert (shape.block_size, shape.dflash.backbone.num_layers) == (16, 5)
     assert shape.dflash.domino is None and shape.domino.domino is not None
     head = shape.domino.domino

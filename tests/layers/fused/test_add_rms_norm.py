@@ -9,10 +9,16 @@ from knockon.layers.fused.add_rms_norm import add_rms_norm_kernel, add_rms_norm_
 from tests.layers.fused.closeness import DTYPES, assert_near, random
 
 
-def check(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, add: bool) -> None:
+def check(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    add: bool,
+    weights: torch.dtype | None = None,
+) -> None:
     x = random(*shape, dtype=dtype, device=device)
     delta = random(*shape, dtype=dtype, device=device, seed=1) if add else None
-    weight = random(shape[-1], dtype=dtype, device=device, seed=2) + 1
+    weight = random(shape[-1], dtype=weights or dtype, device=device, seed=2) + 1
     before = x.clone()
     residual, normed = add_rms_norm_kernel(x, delta, weight, 1e-5)
     wanted_residual, wanted = add_rms_norm_plain(x, delta, weight, 1e-5)
@@ -28,6 +34,11 @@ def test_kernel_equals_twin(
     shape: tuple[int, ...], dtype: torch.dtype, add: bool, kernel_device: torch.device
 ) -> None:
     check(shape, dtype, kernel_device, add)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_weight_may_be_wider(dtype: torch.dtype, kernel_device: torch.device) -> None:
+    check((2, 3, 80), dtype, kernel_device, True, torch.float32)
 
 
 @pytest.mark.gpu

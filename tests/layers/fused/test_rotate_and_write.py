@@ -25,6 +25,7 @@ def check(
     dtype: torch.dtype,
     device: torch.device,
     partial: float = 1.0,
+    weights: torch.dtype | None = None,
 ) -> None:
     heads, kv_heads, dim = sizes
     rope = RopeConfig(1e4, partial_rotary_factor=partial)
@@ -35,7 +36,7 @@ def check(
     qkv = random(batch, rows, (heads + 2 * kv_heads) * dim, dtype=dtype, device=device)
     head_norm = None
     if norm:
-        weight = 1 + 0.3 * random(heads + kv_heads, dim, dtype=dtype, device=device)
+        weight = 1 + 0.3 * random(heads + kv_heads, dim, dtype=weights or dtype, device=device)
         head_norm = HeadNorm(weight, 1e-6)
     results = []
     for function in (rotate_and_write_kernel, rotate_and_write_plain):
@@ -70,6 +71,11 @@ def test_kernel_equals_twin(
 def test_dimensions_past_the_rotary_ones_stay(norm: bool, kernel_device: torch.device) -> None:
     for dim, partial in ((16, 0.5), (20, 0.4)):
         check(2, 2, (3, 2, dim), norm, torch.float32, kernel_device, partial)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_may_be_wider_than_heads(dtype: torch.dtype, kernel_device: torch.device) -> None:
+    check(2, 3, (6, 3, 16), True, dtype, kernel_device, 0.25, torch.float32)
 
 
 @pytest.mark.gpu

@@ -66,6 +66,8 @@ def assemble_engine(
             max_model_len=positions,
             max_batch_size=max_batch_size,
             kv_memory=_ALL_MEMORY,
+            # No prompt is met twice: recurrent layers need no states but those of requests.
+            max_mamba_cache_size=max_batch_size if target.config.delta is not None else None,
         )
     )
     widths = widths_of(config, block)
@@ -81,4 +83,5 @@ def assemble_engine(
         max_length=budget.max_length,
         widths=width_policy(config, widths, runner, target.group),
         prefix_cache=config.prefix_cache,
+        states=budget.states,
     )

@@ -23,6 +23,7 @@ _OWN = (
     ("rollout/fused/argmax", SAMPLING),  # the target's draws too go through it
     ("rollout/", ROLLOUT),
     ("layers/attention/", ATTENTION),
+    ("layers/fused/delta_block", ATTENTION),  # what mixes tokens in other layers
     ("layers/linear", MATMUL),
     ("layers/fused/stream_linear", MATMUL),
     ("layers/", NORM),

@@ -12,6 +12,7 @@ from knockon.errors import Refused
 from knockon.layers.attention import Visibility
 from knockon.models.config import ModelConfig, parse_hf
 from knockon.models.json_file import read_json_object
+from knockon.models.qwen3_5_config import DeltaConfig
 
 BLOCK_SIZE = 16
 DRAFT_LAYERS = 5
@@ -62,7 +63,7 @@ def _decoder(
 
 
 # Sizes of the published checkpoints.
-_QWEN3, _LLAMA = "Qwen3ForCausalLM", "LlamaForCausalLM"
+_QWEN3, _LLAMA, _HYBRID = "Qwen3ForCausalLM", "LlamaForCausalLM", "Qwen3_5ForCausalLM"
 _QWEN3_ROPE = {"rope_theta": 1e6, "max_position_embeddings": 40960}
 _LLAMA3_ROPE = {
     "rope_theta": 5e5,
@@ -75,7 +76,19 @@ _LLAMA3_ROPE = {
         "original_max_position_embeddings": 8192,
     },
 }
+_HYBRID_LAYERS = {
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 48,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "rope_theta": 1e7,
+    "partial_rotary_factor": 0.25,
+    "max_position_embeddings": 262144,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3.6-27b": _decoder(_HYBRID, 64, 5120, (24, 4, 256), 17408, 248320, **_HYBRID_LAYERS),
     "qwen3-8b": _decoder(_QWEN3, 36, 4096, (32, 8, 128), 12288, 151936, **_QWEN3_ROPE),
     "qwen3-4b": _decoder(
         _QWEN3, 36, 2560, (32, 8, 128), 9728, 151936, **_QWEN3_ROPE, tie_word_embeddings=True
@@ -95,6 +108,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "tiny": _decoder(
         _QWEN3, 3, 64, (4, 2, 16), 128, 8192, rope_theta=1e4, max_position_embeddings=4096
     ),
+    "tiny-hybrid": _decoder(
+        _HYBRID,
+        4,
+        64,
+        (4, 2, 16),
+        128,
+        8192,
+        **_HYBRID_LAYERS
+        | {
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        },
+    ),
 }
 _GRU_SIZE, _CORRECTION_SIZE = 1024, 256
 _TINY_HEAD = (32, 16)
@@ -108,7 +136,7 @@ def find_shape(name: str) -> EngineShape:
             :func:`~knockon.models.config.parse_hf` refuses.
     """
     if name in CONFIGS:
-        head = _TINY_HEAD if name == "tiny" else (_GRU_SIZE, _CORRECTION_SIZE)
+        head = _TINY_HEAD if name.startswith("tiny") else (_GRU_SIZE, _CORRECTION_SIZE)
         return shape_of(name, parse_hf(CONFIGS[name]), *head)
     path = Path(name)
     file = path / "config.json" if path.is_dir() else path
@@ -179,15 +207,29 @@ def target_parameters(config: ModelConfig) -> int:
     heads = config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
-    layer = 2 * hidden * heads + 2 * hidden * kv + 3 * hidden * inner + 2 * hidden
-    if config.architecture == "qwen3":
-        layer += 2 * config.head_dim
+    attention = 2 * hidden * heads + 2 * hidden * kv
+    if config.architecture == "qwen3_5":  # the output's gate
+        attention += hidden * heads
+    if config.architecture != "llama":
+        attention += 2 * config.head_dim
     if config.attention_bias:
-        layer += heads + 2 * kv + hidden
+        attention += heads + 2 * kv + hidden
+    layer = 3 * hidden * inner + 2 * hidden
     if config.mlp_bias:
         layer += 2 * inner + hidden
     ends = 1 if config.tie_word_embeddings else 2
-    return config.num_layers * layer + ends * config.vocab_size * hidden + hidden
+    mixers = config.num_attention_layers * attention
+    if config.delta is not None:
+        mixers += sum(config.delta.layers) * _delta_parameters(config.delta, hidden)
+    return config.num_layers * layer + mixers + ends * config.vocab_size * hidden + hidden
+
+
+def _delta_parameters(delta: DeltaConfig, hidden: int) -> int:
+    """Of one gated delta net: projections, convolution, decays, the output's norm."""
+    keys, values = delta.num_key_heads * delta.key_dim, delta.num_value_heads * delta.value_dim
+    each = delta.num_value_heads
+    projections = hidden * (2 * keys + 3 * values + 2 * each)
+    return projections + delta.conv_width * (2 * keys + values) + 2 * each + delta.value_dim
 
 
 def draft_parameters(config: DraftConfig) -> int:

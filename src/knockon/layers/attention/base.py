@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from knockon.layers.fused.plan_rows import plan_rows
+from knockon.layers.recurrent_state import StateRows
 
 # A token decoded alone and one inside a block must round alike, so a row has to meet the same
 # number of keys either way: that sets the order in which a CPU's kernels add them up. A lone
@@ -102,6 +103,7 @@ class BlockPlan:
             knows no bound on it, which only backends that read lengths on the device can run.
         first_slot: known on the host, for one request whose pages follow each other: its context
             lies in the slots from here on and can be read in place.
+        states: whose states the requests have, for a model with recurrent layers.
     """
 
     positions: Tensor
@@ -110,6 +112,7 @@ class BlockPlan:
     page_size: int
     segments: tuple[Segment, ...] = ()
     first_slot: int | None = None
+    states: StateRows | None = None
     _biases: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
     @property
@@ -201,6 +204,7 @@ def plan_block(
     context: int | None = None,
     first_slot: int | None = None,
     counts: Tensor | None = None,
+    states: StateRows | None = None,
 ) -> BlockPlan:
     """Plan a forward of ``rows`` rows per request from page tables; no host read.
 
@@ -214,10 +218,11 @@ def plan_block(
         first_slot: see :class:`BlockPlan`.
         counts: ``[B]`` int64, how many of the ``T`` rows each request has; by default all. The
             others repeat its first position and are written to the null page.
+        states: see :class:`BlockPlan`.
     """
     positions, slots = plan_rows(page_table, page_size, starts, rows, counts, NULL_PAGE)
     segments = () if context is None else cut(rows, context, lone=len(page_table) == 1)
-    return BlockPlan(positions, slots, page_table, page_size, segments, first_slot)
+    return BlockPlan(positions, slots, page_table, page_size, segments, first_slot, states)
 
 
 def cut(rows: int, context: int, lone: bool) -> tuple[Segment, ...]:

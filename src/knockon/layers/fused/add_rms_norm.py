@@ -25,7 +25,7 @@ def add_rms_norm(
         x: ``[..., H]``, left as it is.
         delta: what is to be added, of the same shape and dtype; ``None`` for nothing, and then the
             residual is ``x`` itself.
-        weight: ``[H]``.
+        weight: ``[H]``, in ``x``'s dtype or a wider one.
 
     Returns:
         The residual and its norm, both ``[..., H]`` in ``x``'s dtype.
@@ -40,7 +40,15 @@ def add_rms_norm_plain(
 ) -> tuple[Tensor, Tensor]:
     """The twin of :func:`add_rms_norm_kernel`."""
     residual = x if delta is None else x + delta
-    return residual, F.rms_norm(residual, weight.shape, weight, eps)
+    return residual, rms_norm(residual, weight, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The norm over the last dimension in ``x``'s dtype, computed in the weight's if wider."""
+    if weight.dtype == x.dtype:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    wide = torch.promote_types(x.dtype, weight.dtype)
+    return F.rms_norm(x.to(wide), weight.shape, weight.to(wide), eps).to(x.dtype)
 
 
 def add_rms_norm_kernel(

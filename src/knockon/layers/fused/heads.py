@@ -77,8 +77,13 @@ def turn_heads(
 
 @jit
 def _scaled(x, scale, gain, live, kind: tl.constexpr):
-    """Normed heads, rounded before and after the weight as the models' authors round."""
-    normed = (x * scale).to(kind).to(tl.float32)
+    """Normed heads, rounded before and after the weight as the models' authors round.
+
+    Those whose weights are kept wider than heads round once, after it.
+    """
+    normed = x * scale
+    if gain.dtype.element_ty == kind:
+        normed = normed.to(kind).to(tl.float32)
     weight = tl.load(gain, mask=live, other=0.0).to(tl.float32)
     return (normed * weight).to(kind).to(tl.float32)
 

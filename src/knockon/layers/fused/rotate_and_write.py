@@ -22,7 +22,8 @@ class HeadNorm(NamedTuple):
     """RMS norms of query and key heads, each over its own dimensions.
 
     Attributes:
-        weight: ``[heads + kv_heads, D]``, a row a head, query heads first.
+        weight: ``[heads + kv_heads, D]``, a row a head, query heads first; in the heads' dtype or a
+            wider one.
     """
 
     weight: Tensor
@@ -58,7 +59,8 @@ def rotate_and_write_plain(
     # Query and key heads go through norm and rotation together: half the operations.
     qk, v = qkv.unflatten(-1, (-1, dim)).split_with_sizes((heads + kv_heads, kv_heads), 2)
     if norm is not None:
-        qk = F.rms_norm(qk, (dim,), None, norm.eps).mul_(norm.weight)
+        wide = qk if norm.weight.dtype == qk.dtype else qk.to(norm.weight.dtype)
+        qk = F.rms_norm(wide, (dim,), None, norm.eps).mul_(norm.weight).to(qk.dtype)
     q, k = rotation(qk).split_with_sizes((heads, kv_heads), 2)
     kv.write(k, v, slots)
     return q

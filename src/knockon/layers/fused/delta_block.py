@@ -1,0 +1,198 @@
+"""A verified block through the gated delta rule, and its accepted rows into the states.
+
+One program holds a slice of one head's state in registers and takes the rows one after the other,
+so a state is read once a block, in place, and written once by whoever keeps it. The replay repeats
+the block's own operations, products and sums rounded alike, so its states have the bits that the
+rows alone would have left.
+"""
+
+# Kernel signatures are Triton's, not Python's.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from knockon.layers.delta_rule import DeltaInputs
+from knockon.layers.fused.pdl import follow, pdl
+from knockon.triton_backend import jit, power_of_two, tl
+
+_VALUES = 32  # columns of a state that a program holds
+
+
+def delta_block_kernel(
+    inputs: DeltaInputs, states: Tensor, slots: Tensor, write: bool
+) -> tuple[Tensor, Tensor]:
+    """:func:`~knockon.layers.delta_rule.delta_steps` from states where they lie.
+
+    Args:
+        inputs: FP32.
+        states: ``[S, value_heads, key_dim, value_dim]``.
+        slots: ``[B]`` int64, whose states.
+        write: whether the last states are stored.
+
+    Returns:
+        Outputs and corrections, both ``[B, T, value_heads, value_dim]``.
+    """
+    q, k, v, log_decay, beta = (x.contiguous() for x in inputs)
+    out, corrections = torch.empty_like(v), torch.empty_like(v)
+    batch, rows, heads, dim = v.shape
+    values = min(_VALUES, power_of_two(dim))
+    if v.numel():
+        run_rows[(batch, heads, -(-dim // values))](
+            q,
+            k,
+            v,
+            log_decay,
+            beta,
+            states,
+            slots,
+            out,
+            corrections,
+            rows,
+            k.shape[2],
+            heads,
+            k.shape[3],
+            dim,
+            WRITE=write,
+            KEYS=power_of_two(k.shape[3]),
+            VALUES=values,
+            num_warps=4,
+            **pdl(v),
+        )
+    return out, corrections
+
+
+def replay_block_kernel(
+    states: Tensor,
+    slots: Tensor,
+    k: Tensor,
+    corrections: Tensor,
+    log_decay: Tensor,
+    lengths: Tensor,
+) -> None:
+    """:func:`~knockon.layers.delta_rule.replay` of states where they lie."""
+    batch, rows, heads, dim = corrections.shape
+    values = min(_VALUES, power_of_two(dim))
+    if corrections.numel():
+        replay_rows[(batch, heads, -(-dim // values))](
+            k.contiguous(),
+            corrections,
+            log_decay.contiguous(),
+            lengths,
+            states,
+            slots,
+            rows,
+            k.shape[2],
+            heads,
+            k.shape[3],
+            dim,
+            KEYS=power_of_two(k.shape[3]),
+            VALUES=values,
+            num_warps=4,
+            **pdl(corrections),
+        )
+
+
+@jit
+def run_rows(
+    q,
+    k,
+    v,
+    log_decay,
+    beta,
+    states,
+    slots,
+    out,
+    corrections,
+    rows,
+    key_heads,
+    value_heads,
+    key_dim,
+    value_dim,
+    WRITE: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Some columns of one head's state of one request, through all rows."""
+    follow(PDL)
+    request = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    key = tl.arange(0, KEYS)
+    value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    key_live, value_live = key < key_dim, value < value_dim
+    live = key_live[:, None] & value_live[None, :]
+    slot = tl.load(slots + request)
+    home = states + (slot * value_heads + head) * key_dim * value_dim
+    home += key[:, None] * value_dim + value[None, :]
+    state = tl.load(home, mask=live, other=0.0).to(tl.float32)
+    key_head = head // (value_heads // key_heads)
+    for t in range(rows):
+        row = request * rows + t
+        at_key = (row * key_heads + key_head) * key_dim + key
+        at_head = row * value_heads + head
+        at_value = at_head * value_dim + value
+        keys = tl.load(k + at_key, mask=key_live, other=0.0)[:, None]
+        queries = tl.load(q + at_key, mask=key_live, other=0.0)[:, None]
+        state = state * tl.exp(tl.load(log_decay + at_head))
+        missing = tl.load(v + at_value, mask=value_live, other=0.0) - tl.sum(state * keys, 0)
+        correction = missing * tl.load(beta + at_head)
+        tl.store(corrections + at_value, correction, mask=value_live)
+        state = written(state, keys, correction[None, :], KEYS, VALUES)
+        tl.store(out + at_value, tl.sum(state * queries, 0), mask=value_live)
+        state = state.to(states.dtype.element_ty).to(tl.float32)
+    if WRITE:
+        tl.store(home, state.to(states.dtype.element_ty), mask=live)
+
+
+@jit
+def replay_rows(
+    k,
+    corrections,
+    log_decay,
+    lengths,
+    states,
+    slots,
+    rows,
+    key_heads,
+    value_heads,
+    key_dim,
+    value_dim,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Some columns of one head's state of one request, through the rows that stand."""
+    follow(PDL)
+    request = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    key = tl.arange(0, KEYS)
+    value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    key_live, value_live = key < key_dim, value < value_dim
+    live = key_live[:, None] & value_live[None, :]
+    slot = tl.load(slots + request)
+    home = states + (slot * value_heads + head) * key_dim * value_dim
+    home += key[:, None] * value_dim + value[None, :]
+    state = tl.load(home, mask=live, other=0.0).to(tl.float32)
+    key_head = head // (value_heads // key_heads)
+    length = tl.load(lengths + request).to(tl.int32)
+    for t in range(length):
+        row = request * rows + t
+        at_head = row * value_heads + head
+        at_key = (row * key_heads + key_head) * key_dim + key
+        keys = tl.load(k + at_key, mask=key_live, other=0.0)[:, None]
+        at_value = at_head * value_dim + value
+        correction = tl.load(corrections + at_value, mask=value_live, other=0.0)
+        state = state * tl.exp(tl.load(log_decay + at_head))
+        state = written(state, keys, correction[None, :], KEYS, VALUES)
+        state = state.to(states.dtype.element_ty).to(tl.float32)
+    tl.store(home, state.to(states.dtype.element_ty), mask=live)
+
+
+@jit
+def written(state, keys, correction, KEYS: tl.constexpr, VALUES: tl.constexpr):
+    """``state + keys correctionᵀ``, rounded once: as one operation, whatever stands around it."""
+    shape: tl.constexpr = (KEYS, VALUES)
+    return tl.fma(tl.broadcast_to(keys, shape), tl.broadcast_to(correction, shape), state)
