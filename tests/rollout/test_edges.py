@@ -112,6 +112,17 @@ def test_steps_that_are_no_number_of_rows_are_refused(steps: object) -> None:
         made(case.draft_hidden[:, :4], case.bonus, steps)
 
 
+def test_no_row_gives_no_proposal_and_is_refused_where_no_number_is_asked_for() -> None:
+    case = case_of(9)
+    made = case.rollout(SHARD, SingleRank(), pool_size=9)
+    empty = case.draft_hidden[:, :0]
+    assert made(empty, case.bonus, 0).shape == (2, 0)
+    with pytest.raises(Refused, match="L at least 1"):
+        made(empty, case.bonus)
+    with pytest.raises(Refused, match="0 to 0 for 0 drafted rows"):
+        made(empty, case.bonus, 1)
+
+
 def test_a_block_of_another_kind_is_refused_by_name() -> None:
     case = case_of(10)
     made, z = case.rollout(SHARD, SingleRank(), pool_size=9), case.draft_hidden

@@ -262,8 +262,9 @@ class DominoRollout:
         Nothing is read back to the host and no shape depends on data.
 
         Args:
-            draft_hidden: the draft's rows ``Z [B, L, H]``, ``L >= 1``, in a floating dtype, equal
-                on all ranks. FP64 goes with an FP64 head and only with that.
+            draft_hidden: the draft's rows ``Z [B, L, H]`` in a floating dtype, equal on all
+                ranks; ``L >= 1`` where ``steps`` is not given. FP64 goes with an FP64 head and only
+                with that.
             bonus: ``[B]`` int64; ids from 0 to ``V - 1``, which is not checked, since it would take
                 the host.
             steps: proposals, by default ``L - 1``; at most that, or ``L`` with ``shift_label``.

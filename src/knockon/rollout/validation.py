@@ -142,7 +142,7 @@ def refuse_block(
     """
     _refuse_other_than_tensor("draft_hidden", draft_hidden)
     _refuse_other_than_tensor("bonus", bonus)
-    if draft_hidden.dim() != 3 or draft_hidden.shape[1] == 0:
+    if draft_hidden.dim() != 3 or (draft_hidden.shape[1] == 0 and steps is None):
         raise Refused("draft_hidden shape", tuple(draft_hidden.shape), "[B, L, H], L at least 1")
     batch, length, hidden_size = draft_hidden.shape
     if hidden_size != head.hidden_size:
@@ -156,7 +156,7 @@ def refuse_block(
         raise Refused("bonus dtype", bonus.dtype, "torch.int64")
     if bonus.device != draft_hidden.device:
         raise Refused("bonus device", str(bonus.device), f"{draft_hidden.device}, as draft_hidden")
-    most = length if head.shift_label else length - 1
+    most = length if head.shift_label else max(0, length - 1)
     if steps is None:
         steps = length - 1
     if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps <= most:
