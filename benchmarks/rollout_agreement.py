@@ -1,6 +1,6 @@
 """The rollout of a published checkpoint against the specification read in FP64, block by block.
 
-    python benchmarks/rollout_agreement.py [--blocks 4096] [--device cuda]
+    python benchmarks/rollout_agreement.py --out FOLDER [--blocks 4096] [--device cuda]
 
 Random weights in the published format are written, loaded as an engine loads them in FP64, FP32 and
 BF16, and rolled out with K = 0 and K = 2048. Every chain is held to two readings of the same files:
@@ -36,7 +36,6 @@ from knockon.bench.environment import environment
 from knockon.bench.first_difference import CAUSES
 from knockon.bench.random_checkpoint import RandomCheckpoint
 
-RESULTS = Path(__file__).parent / "results"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
@@ -113,8 +112,12 @@ def main() -> None:
     parser.add_argument("--pool-sizes", type=int, nargs="+", default=[0, 2048], help="K")
     parser.add_argument("--seed", type=int, default=0, help="of weights and contexts")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the JSON file")
     args = parser.parse_args()
+    if args.blocks < 1 or args.vocab_size < 1 or min(args.pool_sizes) < 0:
+        parser.error("--blocks and --vocab-size must be at least 1, --pool-sizes at least 0")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no CUDA device here")
     console = Console(width=120)
     recipe = RandomCheckpoint(vocab_size=args.vocab_size, seed=args.seed)
     start = time.perf_counter()

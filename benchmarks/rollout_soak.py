@@ -1,6 +1,6 @@
 """Many blocks through one CUDA graph of the fused rollout, each held to the plain path's.
 
-    python benchmarks/rollout_soak.py [--replays 10000]
+    python benchmarks/rollout_soak.py --out FOLDER [--replays 10000]
 
 The graph is replayed on new random inputs every time, and so is one of the plain path. Weights and
 inputs are small integers (gates saturate, SiLU is 0 or the identity), so every sum is exact in any
@@ -22,10 +22,11 @@ from torch import Tensor
 
 from knockon.bench.environment import environment
 from knockon.bench.replay import Graphed
+from knockon.errors import Refused
 from knockon.parallel import SingleRank, VocabShard
 from knockon.rollout import DominoHead, DominoRollout
 
-RESULTS = Path(__file__).parent / "results"
+DTYPES = ("bfloat16", "float16", "float32")  # what the kernels take
 LENGTH, GRU, CORRECTION = 16, 64, 64
 
 
@@ -143,13 +144,24 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=32_768, help="V")
     parser.add_argument("--hidden-size", type=int, default=512, help="H")
     parser.add_argument("--pool-size", type=int, default=2048, help="K")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--device", default="cuda", help="cpu only in Triton's interpreter")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu only in Triton's interpreter"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the JSON file")
     args = parser.parse_args()
-    with torch.no_grad():
-        result = soak(args)
+    for name in ("replays", "batch", "vocab_size", "hidden_size", "pool_size"):
+        least = 4 if name == "hidden_size" else 1
+        if getattr(args, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no CUDA device here")
+    try:
+        with torch.no_grad():
+            result = soak(args)
+    except Refused as refusal:
+        parser.error(str(refusal))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "rollout_soak.json").write_text(json.dumps(result, indent=1) + "\n")
     shown = ("blocks", "proposals", "differing", "outside", "changed", "corrected", "seconds")

@@ -95,9 +95,69 @@ def test_an_lm_head_of_another_width_or_precision_is_refused() -> None:
     made._logits = lambda x: logits(x)[:, :-1]
     with pytest.raises(Refused, match="lm_head output shape"):
         case.propose(made)
-    made._logits = lambda x: logits(x).double()
-    with pytest.raises(Refused, match="lm_head output dtype"):
+    for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.float8_e4m3fn):
+        made._logits = lambda x, dtype=dtype: logits(x).to(dtype)
+        with pytest.raises(Refused, match="lm_head output dtype"):
+            case.propose(made)
+    made._logits = lambda x: None
+    with pytest.raises(Refused, match="lm_head output: found 'NoneType', wanted a tensor"):
         case.propose(made)
+
+
+@pytest.mark.parametrize("steps", (2.0, "3", True, -1, 5))
+def test_steps_that_are_no_number_of_rows_are_refused(steps: object) -> None:
+    case = case_of(9)
+    made = case.rollout(SHARD, SingleRank(), pool_size=9)
+    with pytest.raises(Refused, match=r"^steps: .* an int from 0 to"):
+        made(case.draft_hidden[:, :4], case.bonus, steps)
+
+
+def test_no_row_gives_no_proposal_and_is_refused_where_no_number_is_asked_for() -> None:
+    case = case_of(9)
+    made = case.rollout(SHARD, SingleRank(), pool_size=9)
+    empty = case.draft_hidden[:, :0]
+    assert made(empty, case.bonus, 0).shape == (2, 0)
+    with pytest.raises(Refused, match="L at least 1"):
+        made(empty, case.bonus)
+    with pytest.raises(Refused, match="0 to 0 for 0 drafted rows"):
+        made(empty, case.bonus, 1)
+
+
+def test_a_block_of_another_kind_is_refused_by_name() -> None:
+    case = case_of(10)
+    made, z = case.rollout(SHARD, SingleRank(), pool_size=9), case.draft_hidden
+    refused = {
+        "draft_hidden dtype": (z.long(), z.double(), z.to(torch.complex64)),
+        "draft_hidden device": (z.to("meta"),),
+        "draft_hidden shape": (z[0], z[:, :0]),
+        "draft_hidden width": (z[..., :-1],),
+        "draft_hidden": (z.tolist(),),
+    }
+    for field, blocks in refused.items():
+        for block in blocks:
+            with pytest.raises(Refused) as found:
+                made(block, case.bonus)
+            assert found.value.field == field
+    with pytest.raises(Refused, match="bonus: found 'list', wanted a tensor"):
+        made(z, case.bonus.tolist())
+
+
+def test_one_row_gives_one_proposal_where_labels_are_shifted() -> None:
+    case = case_of(11)
+    for shift_label, most in ((True, 1), (False, 0)):
+        there = replace(case, head=replace(case.head, shift_label=shift_label))
+        made = there.rollout(SHARD, SingleRank(), pool_size=0)
+        row = there.draft_hidden[:, :1]
+        made._logits = lambda x: torch.zeros(len(x), V)
+        assert made(row, case.bonus, most).shape == (2, most)
+        with pytest.raises(Refused, match=f"0 to {most} for 1 drafted rows"):
+            made(row, case.bonus, most + 1)
+
+
+def test_a_pool_of_the_whole_vocabulary_is_said_to_have_no_kernels() -> None:
+    with pytest.raises(Refused, match="K = 0, or K >= V") as refused:
+        case_of(12).rollout(SHARD, SingleRank(), pool_size=V, implementation="fused")
+    assert refused.value.field == "implementation"
 
 
 def test_infinite_activations_do_not_make_nan_win() -> None:

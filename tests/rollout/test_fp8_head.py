@@ -120,6 +120,13 @@ def test_an_fp8_head_of_other_sizes_is_refused_when_the_rollout_is_made(
         made.with_settings(lm_head=FP8Head(weight))
 
 
+def test_an_fp8_head_on_another_device_is_refused_when_the_rollout_is_made() -> None:
+    embedding, fp8 = normal(14, V, H), FP8Head(normal(0, V, H))
+    fp8.device = torch.device("meta")
+    with pytest.raises(Refused, match="lm_head device: found 'meta', wanted cpu"):
+        DominoRollout(domino_head(), embedding, fp8, VocabShard.deal(V, 1, 0), SingleRank())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", (1, 7, 120, 960))
 @pytest.mark.parametrize(("vocab", "hidden"), ((4096, 5120), (1000, 512), (999, 64)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,6 +38,10 @@ def parts(dtype: torch.dtype = torch.bfloat16) -> dict:
         ({"pool_size": -1}, "pool_size"),
         ({"exchange": "ring"}, "exchange"),
         ({"gate_table": "yes"}, "gate_table"),
+        ({"gate_table": 0}, "gate_table"),
+        ({"gate_table": 1}, "gate_table"),
+        ({"embedding": None}, "embedding"),
+        ({"lm_head": None}, "lm_head"),
         ({"embedding": torch.zeros(V, H + 1, dtype=torch.bfloat16)}, "embedding shape"),
         ({"embedding": torch.zeros(V - 1, H, dtype=torch.bfloat16)}, "embedding rows"),
         ({"embedding": torch.zeros(V, H, dtype=torch.float64)}, "embedding dtype"),
@@ -72,6 +77,11 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         ({"correction_out": zeros(V, E, 1)}, "head.correction_out"),
         ({"correction_out": zeros(0, E)}, "head.correction_out"),
         ({"prefix_len": -1}, "head.prefix_len"),
+        ({"prefix_len": 1.0}, "head.prefix_len"),
+        ({"prefix_len": True}, "head.prefix_len"),
+        ({"shift_label": "false"}, "head.shift_label"),
+        ({"shift_label": None}, "head.shift_label"),
+        ({"gru_input": [[0.0]]}, "head.gru_input"),
     ),
 )
 def test_a_head_whose_shapes_disagree_is_refused(change: dict, field: str) -> None:
@@ -159,11 +169,97 @@ def test_another_ranks_shard_is_refused() -> None:
     assert errors[0].startswith("rank 1: ")
 
 
-def test_shards_given_by_the_caller_are_checked_too() -> None:
-    case = exact_case(0, V, batch=1, steps=2)
-    shards = [VocabShard(0, 1, V, 0, V - 2, V)]
-    with pytest.raises(Refused):
-        case.rollout(shards[0], SingleRank(), shards=shards)
+@pytest.mark.parametrize("weight", ("head", "lm_head", "embedding"))
+def test_ranks_with_different_dtypes_are_refused(weight: str) -> None:
+    def make(group: ThreadGroup, case: ExactCase) -> None:
+        shard = VocabShard.deal(V, 3, group.rank)
+        dtypes = dict.fromkeys(("head", "lm_head", "embedding"), torch.bfloat16)
+        if group.rank == 1:
+            dtypes[weight] = torch.float16
+        rows = {name: torch.zeros(V, H, dtype=dtype) for name, dtype in dtypes.items()}
+        DominoRollout(
+            exact_case(0, V, batch=1, steps=2, dtype=dtypes["head"]).head,
+            rows["embedding"],
+            rows["lm_head"][: shard.num_padded],
+            shard,
+            group,
+            pool_size=4,
+        )
+
+    wanted = f"{weight} dtype on rank 1: found torch.float16, wanted torch.bfloat16, as on rank 0"
+    assert set(errors_of_ranks(make)) == {wanted}
+
+
+UNEVEN = [VocabShard(0, 3, V, 0, 4, 14), VocabShard(1, 3, V, 4, 14, 14)]
+UNEVEN += [VocabShard(2, 3, V, 18, 2, 14)]
+EVEN = [VocabShard(r, 3, V, 7 * r, 7 - (r == 2), 14) for r in range(3)]
+
+
+def test_shards_given_by_the_caller_are_held_to_its_own_shard_and_the_group() -> None:
+    def refusal(**change: object) -> str:
+        with pytest.raises(Refused) as refused:
+            DominoRollout(**{**parts(), **change})
+        return refused.value.field
+
+    own = VocabShard.deal(V, 1, 0)
+    DominoRollout(**parts(), shards=[own])
+    assert refusal(shards=[]) == "shards"
+    assert refusal(shards=[VocabShard.deal(V, 2, r) for r in range(2)]) == "shards"
+    assert refusal(shards=[(0, V)]) == "shards"
+    assert refusal(shards=[replace(own, num_padded=V + 2)]) == "shards[0]"
+    gap = replace(own, num_org=V - 2)
+    assert refusal(shard=gap, shards=[gap]) == "ids held by all shards together"
+
+
+def test_a_list_of_shards_that_is_not_the_ranks_own_is_refused_everywhere() -> None:
+    def make(group: ThreadGroup, case: ExactCase) -> None:
+        case.rollout(UNEVEN[group.rank], group, shards=EVEN)
+
+    errors = errors_of_ranks(make)
+    assert all(errors[r].startswith(f"shards[{r}]: found VocabShard(") for r in range(3))
+
+
+def test_lists_of_shards_that_differ_between_ranks_are_refused() -> None:
+    def make(group: ThreadGroup, case: ExactCase) -> None:
+        # Rank 0's part is the same in both, so it alone sees nothing wrong with either.
+        other = [UNEVEN[0], VocabShard(1, 3, V, 4, 12, 14), VocabShard(2, 3, V, 16, 4, 14)]
+        case.rollout(UNEVEN[group.rank], group, shards=UNEVEN if group.rank else other)
+
+    assert all("checksum of shards on rank 1" in error for error in errors_of_ranks(make))
+
+
+def test_with_a_list_of_shards_ranks_still_tell_each_other_what_they_found() -> None:
+    def refused(group: ThreadGroup, case: ExactCase) -> None:
+        pool_size = -3 if group.rank == 1 else 4
+        case.rollout(UNEVEN[group.rank], group, shards=UNEVEN, pool_size=pool_size)
+
+    errors = errors_of_ranks(refused)
+    assert errors[1].startswith("pool_size: found -3")
+    assert all(errors[r].startswith("rank 1: ") for r in (0, 2))
+
+    def differing(group: ThreadGroup, case: ExactCase) -> None:
+        exchange = "compact" if group.rank == 1 else "full"
+        case.rollout(UNEVEN[group.rank], group, shards=UNEVEN, exchange=exchange)
+
+    wanted = "exchange on rank 1: found 'compact', wanted full, as on rank 0"
+    assert set(errors_of_ranks(differing)) == {wanted}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    (
+        ((V, 0, 0), "shard.size"),
+        ((V, 2, 2), "shard.rank"),
+        ((0, 1, 0), "shard.vocab_size"),
+        ((50.0, 1, 0), "shard.vocab_size"),
+        ((V, 1.0, 0), "shard.size"),
+        ((V, 1, "0"), "shard.rank"),
+    ),
+)
+def test_what_no_vocabulary_can_be_dealt_to_is_refused(fields: tuple, field: str) -> None:
+    with pytest.raises(Refused) as refused:
+        VocabShard.deal(*fields)
+    assert refused.value.field == field
 
 
 def test_a_refused_table_needs_the_whole_embedding() -> None:
@@ -172,8 +268,9 @@ def test_a_refused_table_needs_the_whole_embedding() -> None:
     assert choose_gate_table("auto", (2 << 30) + 1, sharded=True)
     assert choose_gate_table(True, (2 << 30) + 1, sharded=False)
     assert not choose_gate_table(False, 1, sharded=False)
-    with pytest.raises(Refused, match="gate_table: found False"):
-        choose_gate_table(False, 1, sharded=True)
+    for choice in (False, 0):
+        with pytest.raises(Refused, match=f"gate_table: found {choice}"):
+            choose_gate_table(choice, 1, sharded=True)
 
 
 def test_an_embedding_that_may_be_whole_or_a_padded_shard_must_be_told() -> None:

@@ -69,6 +69,15 @@ def test_ranks_that_want_different_implementations_are_refused_everywhere() -> N
     assert "magic" in second
 
 
+def test_only_an_fp8_head_takes_an_lm_heads_place() -> None:
+    case = exact_case(4, V, batch=1, steps=2)
+    made = case.rollout(VocabShard.deal(V, 1, 0), SingleRank())
+    with pytest.raises(Refused, match="lm_head: found 'Tensor', wanted an FP8Head"):
+        made.with_settings(lm_head=case.draft_hidden)
+    with pytest.raises(Refused, match="implementation"):
+        made.with_settings(implementation="")
+
+
 @pytest.mark.parametrize(("pool_size", "exchange"), ((-1, "auto"), (9, "sparse")))
 def test_settings_are_held_to_the_same_rules(pool_size: int, exchange: str) -> None:
     case = exact_case(4, V, batch=1, steps=2)

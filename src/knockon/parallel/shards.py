@@ -27,7 +27,7 @@ class VocabShard:
             padding.
 
     Raises:
-        Refused: a field outside its range.
+        Refused: a field that is no int, or outside its range.
     """
 
     rank: int
@@ -38,6 +38,8 @@ class VocabShard:
     num_padded: int
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            _refuse_other_than_int(f"shard.{name}", value)
         if self.size < 1:
             raise Refused("shard.size", self.size, "at least 1")
         if not 0 <= self.rank < self.size:
@@ -60,7 +62,15 @@ class VocabShard:
 
     @classmethod
     def deal(cls, vocab_size: int, size: int, rank: int) -> VocabShard:
-        """Equal blocks of ``ceil(V / size)`` rows; the last ranks may hold fewer, or none."""
+        """Equal blocks of ``ceil(V / size)`` rows; the last ranks may hold fewer, or none.
+
+        Raises:
+            Refused: an argument that is no int, or outside its range.
+        """
+        for name, value in (("vocab_size", vocab_size), ("size", size), ("rank", rank)):
+            _refuse_other_than_int(f"shard.{name}", value)
+        if size < 1:
+            raise Refused("shard.size", size, "at least 1")
         num_padded = -(-vocab_size // size)
         start = min(rank * num_padded, vocab_size)
         return cls(rank, size, vocab_size, start, min(num_padded, vocab_size - start), num_padded)
@@ -124,3 +134,8 @@ def _can_deal(num_heads: int, num_kv_heads: int, size: int) -> bool:
         return True
     copies, rest = divmod(size, num_kv_heads)
     return rest == 0 and (num_heads // num_kv_heads) % copies == 0
+
+
+def _refuse_other_than_int(field: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Refused(field, value, "an int")

@@ -38,19 +38,30 @@ from knockon.rollout.gates import (
     choose_gate_table,
     tabulate,
 )
-from knockon.rollout.head import DominoHead
-from knockon.rollout.layout import VocabLayout, agree
+from knockon.rollout.head import FLOAT_DTYPES, DominoHead
+from knockon.rollout.layout import VocabLayout, agree, checksum
 from knockon.rollout.products import cuts
 from knockon.rollout.recurrence import Recurrence
 from knockon.rollout.validation import (
     LMHeadLike,
+    dtype_number,
     holds_whole_embedding,
+    refuse_block,
     refuse_callable,
     refuse_inputs,
+    refuse_logits,
     refuse_settings,
+    refuse_shards,
 )
 
 ChosenFrom = Candidates | GatheredLogits
+# What the numbers mean in which ranks tell each other their settings.
+_CHOICES = {
+    "exchange": EXCHANGES,
+    "head dtype": FLOAT_DTYPES,
+    "lm_head dtype": FLOAT_DTYPES,
+    "embedding dtype": FLOAT_DTYPES,
+}
 
 
 class DominoRollout:
@@ -61,17 +72,21 @@ class DominoRollout:
         embedding: the target's ``[V, H]``, or this rank's shard of it: ``num_org`` rows, or
             ``num_padded``.
         lm_head: this rank's ``[num_padded, H]`` tensor, or a callable from ``[N, H]`` to
-            ``[N, num_padded]`` logits already in the head's dtype, e.g. a prepacked CPU head or an
-            :class:`~knockon.rollout.fp8_head.FP8Head`.
+            ``[N, num_padded]`` logits already in the Domino head's dtype, e.g. a prepacked CPU head
+            or an :class:`~knockon.rollout.fp8_head.FP8Head`. What a callable gives is seen, and
+            refused, when a block is rolled out.
         shard: which ids this rank holds.
-        group: the ranks. Construction takes collectives, so all ranks construct together.
-        pool_size: ``K``; 0, or ``V`` and more, scores the whole vocabulary.
+        group: the ranks. Construction takes collectives, so all ranks construct together; in the
+            first they tell each other what each found, so that one's refusal is every rank's.
+        pool_size: ``K``; 0, or ``V`` and more, scores the whole vocabulary (stage A).
         exchange: ``"auto"``, ``"full"`` or ``"compact"``; without a pool it is always full.
         gate_table: ``"auto"``, ``True`` or ``False``: tabulate the GRU's input gates, as
             :func:`~knockon.rollout.gates.choose_gate_table` says. ``gate_table_bytes`` is the cost.
         sharded_embedding: whether ``embedding`` is only this rank's shard; by default its number of
             rows tells, which is refused where ``num_padded`` is ``V`` itself.
-        shards: every rank's shard, where the caller knows them; else the ranks tell each other.
+        shards: every rank's shard in rank order, where the caller knows them, e.g. with a group
+            that stands in for absent ranks; else the ranks tell each other. A list is held to
+            ``shard``, the group and the other ranks' lists, in the same collective.
         implementation: ``"auto"``, ``"plain"`` (PyTorch) or ``"fused"`` (Triton kernels); ``auto``
             takes the kernels where they run and fit.
 
@@ -108,36 +123,38 @@ class DominoRollout:
         problem: Refused | None = None
         try:
             refuse_inputs(head, embedding, lm_head, shard, group, pool_size, exchange)
+            if shards is not None:
+                refuse_shards(shards, shard)
             whole = holds_whole_embedding(embedding, shard, sharded_embedding)
             tabulated = choose_gate_table(gate_table, table_bytes, sharded=not whole)
             pool = pool_size if pool_size < shard.vocab_size else 0
             taken, _ = choose_implementation(implementation, head, tabulated, pool)
         except Refused as refusal:
             problem = refusal
-        if shards is None:
-            settings = {
-                "hidden size": head.hidden_size,
-                "GRU width": head.gru_size,
-                "correction width": head.correction_size,
-                "prefix_len": head.prefix_len,
-                "shift_label": int(head.shift_label),
-                "pool_size": pool,
-                "exchange": EXCHANGES.index(exchange) if exchange in EXCHANGES else -1,
-                "gate_table": int(tabulated),
-                # What auto comes to may differ, e.g. where one rank lacks Triton.
-                "fused kernels": int(taken == "fused"),
-            }
-            shards = agree(shard, group, settings, problem, head.device)
-        elif problem is not None:
-            raise problem
+        settings = {
+            "hidden size": head.hidden_size,
+            "GRU width": head.gru_size,
+            "correction width": head.correction_size,
+            "prefix_len": head.prefix_len,
+            "shift_label": int(head.shift_label),
+            "head dtype": dtype_number(head.dtype),
+            "lm_head dtype": dtype_number(_logits_dtype(lm_head, head)),
+            "embedding dtype": dtype_number(getattr(embedding, "dtype", None)),
+            "pool_size": pool,
+            "exchange": EXCHANGES.index(exchange) if exchange in EXCHANGES else -1,
+            "gate_table": int(tabulated),
+            # What auto comes to may differ, e.g. where one rank lacks Triton.
+            "fused kernels": int(taken == "fused"),
+            "checksum of shards": 0 if shards is None or problem else checksum(shards),
+        }
+        told = agree(shard, group, settings, _CHOICES, problem, head.device)
 
         self.head = head
         self.shard = shard
         self.group = group
-        self.layout = VocabLayout(shards, head.device)
+        self.layout = VocabLayout(told if shards is None else shards, head.device)
         self._logits = _as_callable(lm_head)
-        like_logits = lm_head if isinstance(lm_head, Tensor) else head.gru_input
-        self._bytes_per_logit = like_logits.element_size()
+        self._logits_dtype = _logits_dtype(lm_head, head)
         self._recurrence = Recurrence(head)
         self._finite = _all_finite(head.correction_out)
         if head.device.type == "cuda":
@@ -202,9 +219,12 @@ class DominoRollout:
         refuse_settings(pool_size, exchange)
         other = copy.copy(self)
         if lm_head is not None:
+            if not isinstance(lm_head, FP8Head):
+                raise Refused("lm_head", type(lm_head).__name__, "an FP8Head")
             refuse_callable(lm_head, self.head, self.shard)
-            other._logits = lm_head
-        other._settle(pool_size, exchange, implementation or self._asked_implementation)
+            other._logits, other._logits_dtype = lm_head, lm_head.dtype
+        implementation = self._asked_implementation if implementation is None else implementation
+        other._settle(pool_size, exchange, implementation)
         return other
 
     def exchange_for(self, batch: int, steps: int, *, in_graph: bool = False) -> Exchange:
@@ -220,7 +240,7 @@ class DominoRollout:
             thresholds = {"graph_full_batch": 0, "eager_full_bytes": 0}
         return choose_exchange(
             batch,
-            gathered * self._bytes_per_logit,
+            gathered * self._logits_dtype.itemsize,
             in_graph,
             self.pool_size,
             ranks=self.group.size,
@@ -242,10 +262,12 @@ class DominoRollout:
         Nothing is read back to the host and no shape depends on data.
 
         Args:
-            draft_hidden: the draft's rows ``Z [B, L, H]``, equal on all ranks.
+            draft_hidden: the draft's rows ``Z [B, L, H]`` in a floating dtype, equal on all
+                ranks; ``L >= 1`` where ``steps`` is not given. FP64 goes with an FP64 head and only
+                with that.
             bonus: ``[B]`` int64; ids from 0 to ``V - 1``, which is not checked, since it would take
                 the host.
-            steps: proposals, by default ``L - 1``.
+            steps: proposals, by default ``L - 1``; at most that, or ``L`` with ``shift_label``.
             in_graph: whether this call belongs to a CUDA graph, for the choice of exchange; by
                 default, whether one is being captured. Pass ``True`` when warming up for one.
 
@@ -253,20 +275,17 @@ class DominoRollout:
             ``[B, steps]`` int64.
 
         Raises:
-            Refused: shapes that do not fit, or more steps than the block has rows for.
+            Refused: shapes, dtypes or devices that do not fit, more steps than the block has rows
+                for, or an LM head that gives no such logits. On one rank alone it leaves the others
+                to their collective's timeout.
         """
-        batch, length, hidden_size = _block_shape(draft_hidden, bonus)
-        steps = length - 1 if steps is None else steps
+        batch, steps = refuse_block(self.head, draft_hidden, bonus, steps)
         offset = 0 if self.head.shift_label else 1
-        if hidden_size != self.head.hidden_size:
-            raise Refused("draft_hidden width", hidden_size, f"H = {self.head.hidden_size}")
-        if not 0 <= steps <= max(0, length - offset):
-            raise Refused("steps", steps, f"0 to {length - offset} for {length} drafted rows")
         if steps == 0 or batch == 0:
             return bonus.new_empty((batch, steps), dtype=torch.int64)
 
         z = draft_hidden[:, offset : offset + steps].transpose(0, 1).contiguous()  # [T, B, H]
-        packed = z.view(steps * batch, hidden_size)
+        packed = z.view(steps * batch, self.head.hidden_size)
         draft_part = self._fused.begin(packed, steps) if self._fused is not None else None
         local = self._base_logits(packed).view(steps, batch, self.shard.num_padded)
         bonus = bonus.to(torch.int64).contiguous()
@@ -291,13 +310,7 @@ class DominoRollout:
     def _base_logits(self, packed: Tensor) -> Tensor:
         """``LMHead(z)`` of this rank's ids, ``[T * B, num_padded]``, contiguous."""
         logits = self._logits(packed)
-        wanted = (len(packed), self.shard.num_padded)
-        if tuple(logits.shape) != wanted:
-            raise Refused("lm_head output shape", tuple(logits.shape), f"{wanted}")
-        if (logits.dtype == torch.float64) != (self.head.dtype == torch.float64):
-            raise Refused(
-                "lm_head output dtype", logits.dtype, f"FP64 or not as the head, {self.head.dtype}"
-            )
+        refuse_logits(logits, (len(packed), self.shard.num_padded), self._logits_dtype)
         return logits.contiguous()
 
     def _exchange(self, local: Tensor) -> tuple[list[Tensor], ChosenFrom | None]:
@@ -359,14 +372,5 @@ def _as_callable(lm_head: LMHeadLike) -> Callable[[Tensor], Tensor]:
     return lambda x: F.linear(x.to(weight.dtype), weight)
 
 
-def _block_shape(draft_hidden: Tensor, bonus: Tensor) -> tuple[int, int, int]:
-    if draft_hidden.dim() != 3:
-        raise Refused("draft_hidden shape", tuple(draft_hidden.shape), "[B, L, H]")
-    batch, length, hidden_size = draft_hidden.shape
-    if tuple(bonus.shape) != (batch,):
-        raise Refused("bonus shape", tuple(bonus.shape), f"[B = {batch}]")
-    if bonus.dtype not in (torch.int64, torch.int32):
-        raise Refused("bonus dtype", bonus.dtype, "torch.int64")
-    if bonus.device != draft_hidden.device:
-        raise Refused("bonus device", str(bonus.device), f"{draft_hidden.device}, as draft_hidden")
-    return batch, length, hidden_size
+def _logits_dtype(lm_head: LMHeadLike, head: DominoHead) -> torch.dtype:
+    return lm_head.dtype if isinstance(lm_head, Tensor) else head.dtype

@@ -60,6 +60,8 @@ class FP8Head:
     """
 
     def __init__(self, weight: Tensor) -> None:
+        if not isinstance(weight, Tensor):
+            raise Refused("FP8 head: weight", type(weight).__name__, "a tensor")
         if weight.dim() != 2 or weight.shape[1] % MULTIPLE or not weight.numel():
             wanted = f"[rows, H], H a multiple of {MULTIPLE}"
             raise Refused("FP8 head: weight shape", tuple(weight.shape), wanted)

@@ -32,9 +32,10 @@ def choose_gate_table(
         sharded: this rank holds only its shard of the embedding.
 
     Raises:
-        Refused: ``False`` with a sharded embedding, which would need a collective in every step.
+        Refused: anything but the three, 0 and 1 included, or ``False`` with a sharded embedding,
+            which would need a collective in every step.
     """
-    if choice not in ("auto", True, False):
+    if not isinstance(choice, bool) and choice != "auto":  # 0 == False, but is neither
         raise Refused("gate_table", choice, '"auto", True or False')
     if choice is False and sharded:
         raise Refused(
@@ -43,7 +44,7 @@ def choose_gate_table(
             "True or 'auto' where a rank holds only its shard of the embedding",
             f"The table takes {table_bytes} bytes; without it, pass the full embedding",
         )
-    return sharded or table_bytes <= auto_bytes if choice == "auto" else bool(choice)
+    return choice if isinstance(choice, bool) else sharded or table_bytes <= auto_bytes
 
 
 class TabulatedGates:

@@ -25,7 +25,8 @@ class DominoHead:
         shift_label: ``True`` when row ``k`` of the draft predicts the token at ``k + 1``.
 
     Raises:
-        Refused: shapes that disagree, dtypes or devices that differ, ``prefix_len < 0``.
+        Refused: shapes that disagree, dtypes or devices that differ, ``prefix_len < 0``, or fields
+            of another type.
     """
 
     gru_input: Tensor
@@ -43,6 +44,9 @@ class DominoHead:
             "correction_out": self.correction_out,
         }
         for name, weight in weights.items():
+            if not isinstance(weight, Tensor):
+                raise Refused(f"head.{name}", type(weight).__name__, "a tensor")
+        for name, weight in weights.items():
             if weight.dim() != 2 or 0 in weight.shape:
                 raise Refused(f"head.{name}", tuple(weight.shape), "a non-empty matrix")
             if weight.dtype != self.dtype or weight.dtype not in FLOAT_DTYPES:
@@ -59,8 +63,11 @@ class DominoHead:
         for name, shape in expected.items():
             if tuple(weights[name].shape) != shape:
                 raise Refused(f"head.{name}", tuple(weights[name].shape), f"shape {shape}")
-        if self.prefix_len < 0:
-            raise Refused("head.prefix_len", self.prefix_len, "at least 0")
+        p = self.prefix_len
+        if not isinstance(p, int) or isinstance(p, bool) or p < 0:
+            raise Refused("head.prefix_len", p, "an int of at least 0")
+        if not isinstance(self.shift_label, bool):
+            raise Refused("head.shift_label", self.shift_label, "True or False")
 
     @property
     def hidden_size(self) -> int:

@@ -1,8 +1,8 @@
-"""What one rank can refuse by itself when a rollout is made."""
+"""What one rank can refuse by itself, when a rollout is made and when a block is rolled out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from knockon.parallel import Group, VocabShard
 from knockon.rollout.exchange import EXCHANGES
 from knockon.rollout.fp8_head import FP8Head
 from knockon.rollout.head import FLOAT_DTYPES, DominoHead
+from knockon.rollout.layout import refuse_gaps
 
 LMHeadLike = Tensor | Callable[[Tensor], Tensor]
 
@@ -68,6 +69,8 @@ def refuse_callable(lm_head: object, head: DominoHead, shard: VocabShard) -> Non
             raise Refused("lm_head shape", found, f"(num_padded, H) = {wanted}")
         if lm_head.dtype != head.dtype:
             raise Refused("lm_head dtype", lm_head.dtype, f"{head.dtype}, as the head")
+        if lm_head.device != head.device:
+            raise Refused("lm_head device", str(lm_head.device), f"{head.device}, as the head")
 
 
 def refuse_settings(pool_size: int, exchange: str) -> None:
@@ -77,9 +80,26 @@ def refuse_settings(pool_size: int, exchange: str) -> None:
         Refused: ``pool_size`` that is no number of ids, or an unknown exchange.
     """
     if not isinstance(pool_size, int) or isinstance(pool_size, bool) or pool_size < 0:
-        raise Refused("pool_size", pool_size, "0 for the whole vocabulary, or more")
+        raise Refused("pool_size", pool_size, "an int: 0 for the whole vocabulary, or more")
     if exchange not in EXCHANGES:
         raise Refused("exchange", exchange, f"one of {EXCHANGES}")
+
+
+def refuse_shards(shards: Sequence[VocabShard], own: VocabShard) -> None:
+    """Check a caller's list of all ranks' shards against this rank's own.
+
+    Raises:
+        Refused: another number of shards than ranks, an own entry that is not ``own``, or shards
+            that do not cover the vocabulary in rank order.
+    """
+    kinds = {type(shard).__name__ for shard in shards} - {VocabShard.__name__}
+    if kinds:
+        raise Refused("shards", ", ".join(sorted(kinds)), "a VocabShard of every rank")
+    if len(shards) != own.size:
+        raise Refused("shards", f"{len(shards)} of them", f"one for each of {own.size} ranks")
+    if shards[own.rank] != own:
+        raise Refused(f"shards[{own.rank}]", shards[own.rank], f"this rank's shard, {own}")
+    refuse_gaps(shards)
 
 
 def holds_whole_embedding(embedding: Tensor, shard: VocabShard, sharded: bool | None) -> bool:
@@ -112,16 +132,76 @@ def holds_whole_embedding(embedding: Tensor, shard: VocabShard, sharded: bool | 
     return fits_whole and not sharded
 
 
+def refuse_block(
+    head: DominoHead, draft_hidden: Tensor, bonus: Tensor, steps: int | None
+) -> tuple[int, int]:
+    """``B`` and the number of proposals of one call, by what the host knows of its arguments.
+
+    Raises:
+        Refused: shapes, dtypes or devices that do not fit, or more steps than rows.
+    """
+    _refuse_other_than_tensor("draft_hidden", draft_hidden)
+    _refuse_other_than_tensor("bonus", bonus)
+    if draft_hidden.dim() != 3 or (draft_hidden.shape[1] == 0 and steps is None):
+        raise Refused("draft_hidden shape", tuple(draft_hidden.shape), "[B, L, H], L at least 1")
+    batch, length, hidden_size = draft_hidden.shape
+    if hidden_size != head.hidden_size:
+        raise Refused("draft_hidden width", hidden_size, f"H = {head.hidden_size}")
+    _refuse_precision("draft_hidden", draft_hidden, head)
+    if draft_hidden.device != head.device:
+        raise Refused("draft_hidden device", str(draft_hidden.device), f"{head.device}, the head's")
+    if tuple(bonus.shape) != (batch,):
+        raise Refused("bonus shape", tuple(bonus.shape), f"[B = {batch}]")
+    if bonus.dtype not in (torch.int64, torch.int32):
+        raise Refused("bonus dtype", bonus.dtype, "torch.int64")
+    if bonus.device != draft_hidden.device:
+        raise Refused("bonus device", str(bonus.device), f"{draft_hidden.device}, as draft_hidden")
+    most = length if head.shift_label else max(0, length - 1)
+    if steps is None:
+        steps = length - 1
+    if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps <= most:
+        raise Refused("steps", steps, f"an int from 0 to {most} for {length} drafted rows")
+    return batch, steps
+
+
+def refuse_logits(logits: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Check what an LM head gave.
+
+    Raises:
+        Refused: no tensor, another shape or another dtype.
+    """
+    _refuse_other_than_tensor("lm_head output", logits)
+    if tuple(logits.shape) != shape:
+        raise Refused("lm_head output shape", tuple(logits.shape), f"{shape}")
+    if logits.dtype != dtype:
+        raise Refused("lm_head output dtype", logits.dtype, f"{dtype}, as the head")
+
+
+def dtype_number(dtype: torch.dtype | None) -> int:
+    """Place of a dtype among those that weights may have; -1 for any other."""
+    return FLOAT_DTYPES.index(dtype) if dtype in FLOAT_DTYPES else -1
+
+
+def _refuse_other_than_tensor(name: str, found: object) -> None:
+    if not isinstance(found, Tensor):
+        raise Refused(name, type(found).__name__, "a tensor")
+
+
 def _refuse_matrix(name: str, weight: Tensor, head: DominoHead) -> None:
+    _refuse_other_than_tensor(name, weight)
     if weight.dim() != 2 or weight.shape[1] != head.hidden_size:
         raise Refused(f"{name} shape", tuple(weight.shape), f"[rows, H = {head.hidden_size}]")
-    if weight.dtype not in FLOAT_DTYPES:
-        raise Refused(f"{name} dtype", weight.dtype, "a floating dtype without scales")
-    if (weight.dtype == torch.float64) != (head.dtype == torch.float64):
-        raise Refused(
-            f"{name} dtype",
-            weight.dtype,
-            f"FP64 throughout or not at all; the head is {head.dtype}",
-        )
+    _refuse_precision(name, weight, head)
     if weight.device != head.device:
         raise Refused(f"{name} device", str(weight.device), f"{head.device}, as the head")
+
+
+def _refuse_precision(name: str, x: Tensor, head: DominoHead) -> None:
+    if x.dtype not in FLOAT_DTYPES:
+        raise Refused(f"{name} dtype", x.dtype, "a floating dtype without scales")
+    if (x.dtype == torch.float64) != (head.dtype == torch.float64):
+        raise Refused(
+            f"{name} dtype",
+            x.dtype,
+            f"FP64 throughout or not at all; the head is {head.dtype}",
+        )

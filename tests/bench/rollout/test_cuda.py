@@ -7,10 +7,12 @@ import torch
 
 from knockon.bench.replay import Graphed, mean_ms
 from knockon.bench.rollout.checks import B_IS_C, GRAPH_IS_EAGER, RANKS_AGREE
+from knockon.bench.rollout.rank import lone_rank
 from knockon.bench.rollout.ranks import ranks_for
 from knockon.bench.rollout.report import RolloutReport
 from knockon.bench.rollout.run import measure
 from knockon.bench.rollout.settings import settle
+from knockon.bench.rollout.variants import Variant
 
 pytestmark = pytest.mark.gpu
 
@@ -38,6 +40,15 @@ def test_graphs_of_every_stage_propose_as_eager_calls():
     assert report.checked[B_IS_C] >= 2 * 1095
     assert all(m.extra_bytes > 0 and m.ms > 0 for m in report.measurements)
     assert "CUDA graph replays" in report.method and "CPU" not in report.title
+
+
+def test_the_memory_of_a_stage_does_not_depend_on_what_ran_before():
+    rank = lone_rank(settle(shape="tiny", device="cuda", batches=(8,)))
+    rank.open_batch(8)
+    variants = [Variant("C", "fused"), Variant("base"), Variant("A")]
+    first, second = ([rank.prepare(v).extra_bytes for v in variants] for _ in range(2))
+    # The allocator may hand out a block that is a little larger; a workspace is 32 MiB.
+    assert second == pytest.approx(first, abs=8 << 20)
 
 
 def test_graphs_of_an_fp8_head_propose_as_eager_calls():

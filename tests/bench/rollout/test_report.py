@@ -88,6 +88,11 @@ def test_the_tables_show_times_gains_and_checks():
         assert shown in text, shown
 
 
+def test_a_run_that_could_compare_nothing_says_so():
+    assert "No proposals were compared" not in printed(published_report())
+    assert "No proposals were compared" in printed(replace(published_report(), checked={}))
+
+
 def test_one_rank_of_several_says_what_it_is():
     report = published_report()
     report = replace(report, settings=replace(report.settings, tp_size=1, one_rank_of=2))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from knockon.bench.replay import Graphed, collective_kernels, mean_ms
 from knockon.bench.rollout.groups import CountingGroup, OneRankOf
+from knockon.bench.rollout.memory import CudaMeter, Meter, beyond
 from knockon.bench.rollout.settings import RolloutSettings
 from knockon.bench.rollout.variants import (
     Program,
@@ -80,11 +81,13 @@ class RolloutRank:
             exchange="full",
             gate_table=True,
             sharded_embedding=ranks > 1,
+            # told, since a stand-in for absent ranks cannot tell
             shards=[VocabShard.deal(shape.vocab_size, ranks, r) for r in range(ranks)],
         )
         self._fp8_head: FP8Head | None = None
         if any(variant.head == "fp8" for variant in settings.variants):
             self._fp8_head = FP8Head(self._weights.vocab_rows)
+        self._meter: Meter | None = CudaMeter(device) if device.type == "cuda" else None
         self._inputs: StaticInputs | None = None
         self._runs: list[Callable[[], Tensor]] = []
 
@@ -117,15 +120,14 @@ class RolloutRank:
         """Make a variant ready: count, measure its memory, capture it, run it on fresh inputs."""
         inputs = self._opened()
         inputs.fill(0)
-        before = self._memory()
-        program = self._program(variant)
-        program()  # workspaces that a first call allocates for good are not the variant's
+        extra: int | None = None
+        if self._meter is None:
+            program = self._program(variant)
+        else:
+            program, extra = beyond(self._meter, lambda: self._program(variant))
         self._group.clear()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
         program()
         collectives, sizes = dict(self._group.calls), dict(self._group.bytes)
-        extra = self._peak() - before if self.device.type == "cuda" else None
         run = Graphed(program) if self.device.type == "cuda" else program
         eager, replayed = [], []
         for number in range(1, self.settings.check_inputs + 1):
@@ -178,12 +180,6 @@ class RolloutRank:
     def _opened(self) -> StaticInputs:
         assert self._inputs is not None, "open_batch comes first"
         return self._inputs
-
-    def _memory(self) -> int:
-        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
-
-    def _peak(self) -> int:
-        return torch.cuda.max_memory_allocated(self.device)
 
     def _meet(self) -> None:
         """Wait until every rank is here, so that none is timed while waiting for another."""

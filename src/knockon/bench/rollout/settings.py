@@ -127,9 +127,11 @@ def settle(
         raise Refused("draft_head_dtype", draft_head_dtype, f"one of {', '.join(HEADS)}")
     if draft_head_dtype == "fp8":
         _refuse_fp8(found, device, dtype, stages)
-    ranks = one_rank_of or tp_size
-    if ranks > found.vocab_size:
-        raise Refused("tp_size", ranks, f"at most V = {found.vocab_size}")
+    for field, ranks in (("one_rank_of", one_rank_of or 1), ("tp_size", tp_size)):
+        if ranks > found.vocab_size:
+            raise Refused(field, ranks, f"at most V = {found.vocab_size}")
+    if not 0 <= seed < 1 << 63:
+        raise Refused("seed", seed, "0 to 2**63 - 1")
     return RolloutSettings(
         shape=found,
         device=device,
@@ -143,7 +145,7 @@ def settle(
         rounds=_at_least("rounds", ROUNDS[device] if rounds is None else rounds, 1),
         replays=_at_least("replays", REPLAYS[device] if replays is None else replays, 1),
         check_proposals=_at_least("check_proposals", check_proposals, 1),
-        seed=_at_least("seed", seed, 0),
+        seed=seed,
     )
 
 

@@ -24,6 +24,11 @@ def print_tables(report: RolloutReport, console: Console) -> None:
     )
     if facts.fp8_head_bytes:
         console.print("Beyond base: beyond that of the run's own LM head, for the FP8 head too.")
+    if not report.checked:
+        console.print(
+            "No proposals were compared: there is one rank, no CUDA graph to hold to eager calls, "
+            "and not both B and C of ranks that exchange real contents."
+        )
     for what, count in report.checked.items():
         console.print(f"{what}: {count} proposal ids checked, no difference.")
 

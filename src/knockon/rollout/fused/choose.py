@@ -52,7 +52,7 @@ def _obstacle(head: DominoHead, tabulated: bool, pool_size: int) -> str:
     if not tabulated:
         return "the input gates are not tabulated (gate_table)"
     if pool_size == 0:
-        return "K = 0 has no fused path"
+        return "K = 0, or K >= V, scores the whole vocabulary, which has no fused path"
     if head.vocab_size > MAX_VOCAB:
         return f"the vocabulary has more than {MAX_VOCAB} ids"
     if head.device.type != "cuda":
