@@ -36,7 +36,9 @@ def main() -> None:
     facts = gather(args.work, args.device)
     args.out.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
     table = facts["accept_length_by_width"]
-    mean = sum(row["16"] for name, row in table.items() if name != "mean") / (len(table) - 1)
+    rows = [row for name, row in table.items() if name != "mean"]
+    widest = max((key for key in rows[0] if key.isdigit()), key=int)
+    mean = sum(row[widest] for row in rows) / len(rows)
     plot_curve(facts["curve"], args.out.with_suffix(".png"), mean)
 
 

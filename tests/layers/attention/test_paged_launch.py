@@ -58,9 +58,10 @@ def test_a_block_is_added_up_alike_at_every_width(dim: int, itemsize: int) -> No
 
 
 def test_a_tile_of_a_block_fills_the_tensor_cores_where_it_fits() -> None:
-    assert verify_tile(64, 2) == verify_tile(128, 2) == 64
-    assert verify_tile(256, 2) == 16
-    assert verify_tile(128, 4) == 16
+    assert verify_tile(8, 64, 2) == verify_tile(1024, 128, 2) == 64
+    assert verify_tile(8, 256, 2) == 16
+    assert verify_tile(8, 128, 4) == 16
+    assert verify_tile(1025, 64, 2) == 16
 
 
 def test_a_prompt_has_larger_tiles() -> None:

@@ -13,6 +13,8 @@ MOST_BLOCK_ROWS = 16
 _MOST_SPLITS = 128
 # Bytes of a block of keys: enough of them in flight to hide memory, few enough for registers.
 _BLOCK_BYTES = 16384
+# Requests times KV heads from which a block's tile is small.
+_MANY_PAIRS = 1024
 # Query rows, over the heads of a group.
 _SHORT_PROMPT = 2048
 
@@ -66,7 +68,7 @@ def attention_launch(
     block_n = _block_keys(dim, itemsize)
     pairs = batch * kv_heads
     if rows <= MOST_BLOCK_ROWS:
-        block_m = verify_tile(dim, itemsize)
+        block_m = verify_tile(pairs, dim, itemsize)
         # Of sizes that are the same at every width. At least a program a multiprocessor.
         wanted = -(-multiprocessors // pairs)
     else:
@@ -86,18 +88,20 @@ def attention_launch(
     )
 
 
-def verify_tile(dim: int, itemsize: int) -> int:
+def verify_tile(pairs: int, dim: int, itemsize: int) -> int:
     """Rows a program for blocks of up to ``MOST_BLOCK_ROWS`` positions, whatever their number.
 
     So that a row rounds alike at every verify width: from 64 rows on a Hopper GPU multiplies by
     another instruction than below, whose sums differ. Reading keys takes most of the time, so one
-    row wastes little in a tile of 64, and 16 positions of 4 heads fill it.
+    row wastes little in a tile of 64, and 16 positions of 4 heads fill it. In batches of hundreds,
+    which decode one position, it wastes a quarter of a small model's step.
 
     Args:
+        pairs: requests times KV heads.
         dim: of a head, rounded up to a power of two.
         itemsize: bytes of an element; FP32 has no tensor cores.
     """
-    return 64 if dim <= 128 and itemsize < 4 else 16
+    return 64 if pairs <= _MANY_PAIRS and dim <= 128 and itemsize < 4 else 16
 
 
 def _block_keys(dim: int, itemsize: int) -> int:
