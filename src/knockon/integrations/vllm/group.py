@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -38,8 +39,11 @@ class VllmGroup:
 
     def all_gather(self, out: Tensor, x: Tensor) -> None:
         """Fill ``out [size, *x.shape]``, rank-major."""
-        gathered = self._coordinator.all_gather(x.contiguous().view(-1), dim=0)
-        out.view(-1).copy_(gathered)
+        flat, into = x.contiguous().view(-1), out.view(-1)
+        if not (x.is_cuda or x.is_floating_point()):
+            # vLLM's shared-memory gather on CPUs takes floats alone; it copies their bits.
+            flat, into = flat.view(torch.float32), into.view(torch.float32)
+        into.copy_(self._coordinator.all_gather(flat, dim=0))
 
     def all_reduce(self, x: Tensor) -> None:
         """Sum ``x`` in place."""
