@@ -61,5 +61,5 @@ def test_weights_that_do_not_fit_are_refused_by_name(published, change, message)
 def test_a_weight_that_comes_twice_is_refused(published):
     config, weights = published
     pairs = [*weights.items(), ("fc.weight", weights["fc.weight"])]
-    with pytest.raises(Refused, match="it: weight fc.weight: found 'twice'"):
+    with pytest.raises(Refused, match=r"it: weight fc\.weight: found 'twice'"):
         sort_published(pairs, config, "it")

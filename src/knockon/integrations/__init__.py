@@ -1,1 +1,1 @@
-"""The same rollout inside other engines. Nothing here is imported unless that engine asks for it."""
+"""The same rollout inside other engines. Nothing here is imported unless such an engine asks."""

@@ -38,9 +38,8 @@ def adapter(*overridden: str) -> Adapter:
 
 
 def config(projector: str | None, architecture: str = "DFlashDraftModel") -> SimpleNamespace:
-    hf = SimpleNamespace(
-        architectures=[architecture], dflash_config={"projector_type": projector} if projector else {}
-    )
+    dflash = {"projector_type": projector} if projector else {}
+    hf = SimpleNamespace(architectures=[architecture], dflash_config=dflash)
     draft = SimpleNamespace(hf_config=hf)
     return SimpleNamespace(speculative_config=SimpleNamespace(draft_model_config=draft))
 

@@ -12,6 +12,8 @@ from knockon.drafters.config import DraftConfig, parse_draft_config
 from knockon.errors import Refused
 from knockon.integrations.vllm.checkpoint import asks_for_domino, hold_to_target, tell_vllm
 
+DFLASH = ["DFlashDraftModel"]
+
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
@@ -42,12 +44,18 @@ def draft(**fields: object) -> SimpleNamespace:
     [
         (draft(architectures=["DominoDraftModel"]), True),
         (draft(architectures=["DFlashDominoDraftModel"]), True),
-        (draft(architectures=["DFlashDraftModel"], dflash_config={"projector_type": "domino"}), True),
-        (draft(architectures=["DFlashDraftModel"], projector_type="domino"), True),
+        (
+            draft(architectures=DFLASH, dflash_config={"projector_type": "domino"}),
+            True,
+        ),
+        (draft(architectures=DFLASH, projector_type="domino"), True),
         # Unknown projectors are ours to refuse; vLLM would load what it knows of them.
-        (draft(architectures=["DFlashDraftModel"], projector_type="causal_v5"), True),
-        (draft(architectures=["DFlashDraftModel"], dflash_config={"projector_type": "dflash"}), False),
-        (draft(architectures=["DFlashDraftModel"], dflash_config=None), False),
+        (draft(architectures=DFLASH, projector_type="causal_v5"), True),
+        (
+            draft(architectures=DFLASH, dflash_config={"projector_type": "dflash"}),
+            False,
+        ),
+        (draft(architectures=DFLASH, dflash_config=None), False),
         (draft(architectures=None), False),
         (SimpleNamespace(draft_model_config=None), False),
         (None, False),
@@ -84,7 +92,7 @@ def test_a_smaller_block_is_said(raw, caplog):
 
 def told(config: DraftConfig, **hf: object) -> SimpleNamespace:
     fields = {"rope_parameters": {"rope_theta": 10000.0}, "dflash_config": {}} | hf
-    found = SimpleNamespace(architectures=["DFlashDraftModel"], **fields)
+    found = SimpleNamespace(architectures=DFLASH, **fields)
     tell_vllm(config, SimpleNamespace(hf_config=found))
     return found
 

@@ -136,7 +136,7 @@ def test_a_target_that_the_rollout_cannot_borrow_from_is_refused(changed, messag
 
 def test_an_fp8_copy_of_a_quantised_head_is_refused():
     quantised = layer(torch.zeros(V, H), quant_method=None)
-    with pytest.raises(Refused, match="target lm_head weight: .* not quantised"):
+    with pytest.raises(Refused, match=r"target lm_head weight: .* not quantised"):
         build_rollout(drafter(head(), lm_head=quantised), Alone(), PluginSettings(draft_head="fp8"))
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.export_hf_folder import export
+from knockon.bench.export_folder import export
 from knockon.bench.random_checkpoint import RandomCheckpoint
 from knockon.integrations.vllm.versions import SUPPORTED, installed_version
 from knockon.models import catalog
@@ -118,8 +118,7 @@ def test_the_shipped_drafter_is_accepted_and_changes_no_token(tmp_path, smollm2_
     assert 1 + found["accepted"] / found["drafts"] > 1.5
     rollout = by_hand(target, draft, torch.bfloat16)
     blocks = [
-        (rollout(block["hidden"], block["bonus"], 15), block["tokens"])
-        for block in found["blocks"]
+        (rollout(block["hidden"], block["bonus"], 15), block["tokens"]) for block in found["blocks"]
     ]
     same = sum(int(again.eq(tokens).all(-1).sum()) for again, tokens in blocks)
     total = sum(len(tokens) for _, tokens in blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -39,4 +40,6 @@ def test_knockon_imports_no_vllm_and_needs_none():
         "from knockon.integrations.vllm import plugin, choice, adapter, versions\n"
         "assert not [m for m in sys.modules if m.startswith('vllm.')]\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    sources = str(Path(integration.__file__).parents[3])
+    environment = os.environ | {"PYTHONPATH": sources}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env=environment)

@@ -151,7 +151,8 @@ def test_both_runners_classes_give_ours_for_domino_and_themselves_for_dflash(
     raw |= {"architectures": ["DFlashDraftModel"], "dflash_config": dflash}
     (plain / "config.json").write_text(json.dumps(raw))
     plain_config = engine_config(folders[0], plain)
-    for theirs, ours in ((DFlashProposer, "DominoProposer"), (DFlashSpeculator, "DominoSpeculator")):
+    classes = {DFlashProposer: "DominoProposer", DFlashSpeculator: "DominoSpeculator"}
+    for theirs, ours in classes.items():
         assert type(theirs.__new__(theirs, config, torch.device("cpu"))).__name__ == ours
         assert type(theirs.__new__(theirs, plain_config, torch.device("cpu"))) is theirs
 

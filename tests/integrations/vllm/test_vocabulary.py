@@ -52,7 +52,7 @@ def test_a_layer_of_another_kind_is_refused():
     ],
 )
 def test_a_quantised_layer_has_no_plain_weight(changed):
-    with pytest.raises(Refused, match="embedding weight: .* not quantised"):
+    with pytest.raises(Refused, match=r"embedding weight: .* not quantised"):
         plain_weight(layer(**changed), "embedding")
 
 

@@ -70,7 +70,7 @@ class _Divert:
         def choose(cls: type, vllm_config: Any, *_: Any, **__: Any) -> Any:
             # Subclasses, vLLM's own other drafters among them, stay what they are.
             if cls is theirs and asks_for_domino(vllm_config.speculative_config):
-                where, _, name = ours.partition(":")
+                where, name = ours.split(":")
                 cls = getattr(importlib.import_module(where), name)
             return object.__new__(cls)
 

@@ -1,4 +1,4 @@
-"""A Domino checkpoint as vLLM is asked to serve it: read strictly, held to the target, told to vLLM.
+"""A Domino checkpoint that vLLM is to serve: read strictly, held to the target, told to vLLM.
 
 vLLM's own reading of a drafter's configuration fills in what is missing and takes some fields from
 one place only; Knockon's refuses, and accepts each field wherever publishers put it.

@@ -1,6 +1,6 @@
 """A Llama-family GGUF file as a Hugging Face folder, for engines that do not read GGUF files.
 
-    python benchmarks/export_hf_folder.py smollm2-135m FOLDER
+    python -m knockon.bench.export_folder smollm2-135m FOLDER
 
 Weights are dequantised to BF16: the same numbers that Knockon computes with.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from knockon.errors import Refused
 from knockon.models.catalog import resolve
 from knockon.models.gguf_source import GGUFFile
 from knockon.models.tokenizer import load_tokenizer
@@ -25,7 +26,11 @@ def export(model: str, folder: Path) -> Path:
     source = GGUFFile(path, torch.bfloat16)
     found = source.config
     if found.architecture != "llama" or found.rope.kind != "default":
-        raise SystemExit(f"{path}: only Llama models with plain RoPE are exported")
+        raise Refused(
+            f"{path}: model",
+            f"{found.architecture}, {found.rope.kind} RoPE",
+            "Llama with default RoPE",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
