@@ -65,7 +65,7 @@ def lossless(run: VllmRun, domino: Path, gguf: Path, work: Path) -> dict[str, An
     """Greedy answers and accept lengths against the target alone and against Knockon."""
     alone = run_vllm(run, work / "alone")
     found: dict[str, Any] = {"vllm": alone.version, "answers": len(alone.tokens)}
-    for name, eager in (("eager", True), ("graphs", False)):
+    for name, eager in (("eager", True),) if run.eager else (("eager", True), ("graphs", False)):
         drafted = run_vllm(replace(run, draft=str(domino), eager=eager), work / name)
         found[name] = {
             "accept_length": drafted.accept_length,
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--domino", default="smollm2-135m-domino")
     parser.add_argument("--dflash", type=Path, help="a plain DFlash drafter of the same target")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--eager", action="store_true", help="no graphs, nothing compiled")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--count", type=int, default=32, help="prompts at most")
     asked = parser.parse_args()
@@ -145,6 +146,7 @@ def main() -> None:
         prompts.ids,
         max_tokens=asked.max_tokens,
         concurrency=8,
+        eager=asked.eager,
         max_model_len=max(map(len, prompts.ids)) + asked.max_tokens + 32,
         engine={"gpu_memory_utilization": 0.6},  # this process has a context there, too
     )
