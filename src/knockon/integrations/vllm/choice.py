@@ -124,15 +124,16 @@ def build_rollout(
         sharded_embedding=group.size > 1,
         implementation=settings.rollout,
     )
-    logger.info(
-        "Domino drafts: pool %d, exchange %s, rollout %s%s, draft head %s, gate table %.0f MiB.",
-        rollout.pool_size,
-        rollout.exchange,
-        rollout.implementation,
-        f" ({rollout.why_plain})" if rollout.why_plain else "",
-        settings.draft_head,
-        rollout.gate_table_bytes / (1 << 20),
-    )
+    if group.rank == 0:
+        logger.info(
+            "Domino drafts: pool %d, exchange %s, rollout %s%s, draft head %s, gate table %.0f MiB",
+            rollout.pool_size,
+            rollout.exchange,
+            rollout.implementation,
+            f" ({rollout.why_plain})" if rollout.why_plain else "",
+            settings.draft_head,
+            rollout.gate_table_bytes / (1 << 20),
+        )
     return rollout
 
 
