@@ -13,8 +13,11 @@ from knockon.bench.export_folder import export
 from knockon.bench.random_checkpoint import RandomCheckpoint
 from knockon.bench.vllm.by_hand import chains_alike, rollout_by_hand
 from knockon.bench.vllm.run import VllmAnswer, VllmRun, run_vllm
+from knockon.engine.llm import LLM
+from knockon.engine.sampling_params import SamplingParams
 from knockon.integrations.vllm.versions import SUPPORTED, installed_version
 from knockon.models import catalog
+from knockon.rollout import DominoRollout
 
 pytest.importorskip("vllm", reason="vLLM is not installed here (docs/vllm.md)")
 pytestmark = [
@@ -87,3 +90,35 @@ def test_the_shipped_drafter_is_accepted_and_changes_no_token(tmp_path, smollm2_
     same, total = chains_alike(drafted, rollout_by_hand(target, draft, torch.bfloat16))
     # vLLM multiplies by its own BF16 head: where it rounds another way, a near-tie may turn.
     assert same >= 0.9 * total > 10
+
+
+def test_every_block_is_drafted_as_knockons_engine_drafts_it(tmp_path, smollm2_path, monkeypatch):
+    """In FP32: the same rows out of the backbone at every step, hence the same accept lengths."""
+    draft = catalog.resolve("smollm2-135m-domino")
+    target = export(str(smollm2_path), tmp_path / "target")
+    prompt = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+    run = VllmRun(
+        str(target),
+        [prompt],
+        str(draft),
+        max_tokens=24,
+        dtype="float32",
+        eager=True,
+        record=True,
+        sampling={"ignore_eos": True},
+    )
+    theirs = run_vllm(run, tmp_path / "vllm", ON_A_CPU).blocks
+
+    ours: list[torch.Tensor] = []
+    call = DominoRollout.__call__
+
+    def recorded(self, hidden, *arguments, **options):
+        ours.append(hidden.clone())
+        return call(self, hidden, *arguments, **options)
+
+    monkeypatch.setattr(DominoRollout, "__call__", recorded)
+    engine = LLM(target, draft=draft, dtype="float32", max_model_len=512, verify_width=16)
+    engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
+    assert len(theirs) >= len(ours) >= 5
+    for block, hidden in zip(theirs, ours, strict=False):
+        torch.testing.assert_close(block["hidden"], hidden, rtol=1e-3, atol=1e-3)

@@ -75,6 +75,18 @@ class DominoDraftModel(DFlashQwen3ForCausalLM):
         found = sort_published(weights, self.draft_config, "Domino drafter")
         super().load_weights(found.backbone.items())
         self.domino.load(found.head)
+        norms = torch.stack([layer.self_attn.k_norm.weight.detach() for layer in self.model.layers])
+        if norms.device.type == "cpu":
+            # vLLM's CPU kernel gives every layer's context keys the norm of the first.
+            epsilon = self.draft_config.backbone.rms_norm_eps
+            self.model._normalize_context_k = lambda keys: norm_by_layer(keys, norms, epsilon)
+
+
+def norm_by_layer(keys: Tensor, weights: Tensor, epsilon: float) -> Tensor:
+    """RMS-norm ``keys [layers, T, kv_heads, D]``, each layer by its own ``weights [layers, D]``."""
+    wide = keys.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    return normed.to(keys.dtype) * weights[:, None, None, :]
 
 
 def _parameter_name(published: str) -> str:
