@@ -28,6 +28,7 @@ def examine() -> dict[str, Any]:
     import torch
 
     from knockon.engine import defaults, hardware
+    from knockon.integrations.vllm.report import examine_vllm
     from knockon.models import catalog
 
     machine = hardware.detect()
@@ -59,6 +60,7 @@ def examine() -> dict[str, Any]:
             }
             for entry in catalog.entries()
         ],
+        "vllm": examine_vllm(),
     }
 
 
@@ -90,6 +92,15 @@ def render(report: dict[str, Any]) -> str:
             (model["name"], model["path"] or _absence(model)) for model in report["models"]
         ],
     }
+    vllm = report["vllm"]
+    if vllm is not None:
+        sections["domino in vllm (docs/vllm.md)"] = [
+            ("vllm", f"{vllm['version']}: {vllm['refused'] or 'Domino drafters are served'}"),
+            *(
+                (setting["name"], "{value} ({meaning}: {accepted})".format(**setting))
+                for setting in vllm["settings"]
+            ),
+        ]
     width = max(len(name) for facts in sections.values() for name, _ in facts)
     lines = []
     for title, facts in sections.items():

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from knockon.drafters.backbone import BackboneConfig
 from knockon.errors import Refused
 from knockon.layers.attention import Visibility
-from knockon.models.config import ModelConfig, parse_epsilon, parse_head_dim
+from knockon.models.config import parse_epsilon, parse_head_dim
 from knockon.models.rope_config import parse_rope
 
 ARCHITECTURES = ("DFlashDraftModel", "DominoDraftModel")
 PROJECTORS = ("dflash", "domino")
 _MISSING = object()
 _TOO_LARGE = 1 << 24  # damage, which would exhaust memory before a weight is held to it
+
+
+class TargetSizes(Protocol):
+    """What a drafter is held to of its target."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -55,8 +68,11 @@ class DraftConfig:
         """Positions that its rotary embedding was made for."""
         return self.backbone.max_positions
 
-    def check_target(self, target: ModelConfig) -> None:
+    def check_target(self, target: TargetSizes) -> None:
         """Hold the drafter against the target it is to serve.
+
+        Args:
+            target: a :class:`~knockon.models.config.ModelConfig`, or another engine's sizes.
 
         Raises:
             Refused: sizes that differ, or layers that the target does not have.

@@ -28,8 +28,8 @@ from knockon.rollout import DominoHead, DominoRollout, FP8Head
 logger = logging.getLogger(__name__)
 
 # Publishers prefix everything with "model.", or put the head under "logit_head.".
-_CONTAINERS = ("model.", "logit_head.")
-_BORROWED = ("embed_tokens.weight", "lm_head.weight")
+CONTAINERS = ("model.", "logit_head.")
+BORROWED = ("embed_tokens.weight", "lm_head.weight")
 
 
 def read_draft_config(path: Path) -> DraftConfig | MTPConfig:
@@ -95,7 +95,7 @@ def load_mtp_head(source: SafetensorsFolder, config: MTPConfig, target: Target) 
         Refused: weights missing, unused, doubled or of other shapes.
     """
     head = MTPHead(config, target.dtype, target.group)
-    load_strictly(_OnlyMTP(source) if config.own else source, head.loaders(), prefixes=_CONTAINERS)
+    load_strictly(_OnlyMTP(source) if config.own else source, head.loaders(), prefixes=CONTAINERS)
     head.to(target.device)
     head.pack()
     return head
@@ -126,7 +126,7 @@ def _load_block_drafter(
     pool_size: int,
     exchange: str,
 ) -> Drafter:
-    own = sorted(n for n in source.names() if n.endswith(_BORROWED))
+    own = sorted(n for n in source.names() if n.endswith(BORROWED))
     if own:
         raise Refused(
             f"{source.describe()}: weights", own, "none of these: a drafter borrows the target's"
@@ -138,7 +138,7 @@ def _load_block_drafter(
         shapes = head_shapes(config.domino, config.backbone.hidden_size, config.vocab_size)
         for name, shape in shapes.items():
             loaders[name] = _taker(head, name, shape, target.dtype)
-    load_strictly(source, loaders, prefixes=_CONTAINERS)
+    load_strictly(source, loaders, prefixes=CONTAINERS)
     backbone.to(target.device)
     backbone.prepare()
     drafter = DFlashDrafter(config, backbone, target, backend, max_positions, proposing)

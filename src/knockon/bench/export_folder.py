@@ -1,0 +1,64 @@
+"""A Llama-family GGUF file as a Hugging Face folder, for engines that do not read GGUF files.
+
+    python -m knockon.bench.export_folder smollm2-135m FOLDER
+
+Weights are dequantised to BF16: the same numbers that Knockon computes with.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from knockon.errors import Refused
+from knockon.models.catalog import resolve
+from knockon.models.gguf_source import GGUFFile
+from knockon.models.tokenizer import load_tokenizer
+
+
+def export(model: str, folder: Path) -> Path:
+    """Write ``config.json``, the weights and the tokenizer of ``model`` to ``folder``."""
+    path = resolve(model)
+    source = GGUFFile(path, torch.bfloat16)
+    found = source.config
+    if found.architecture != "llama" or found.rope.kind != "default":
+        raise Refused(
+            f"{path}: model",
+            f"{found.architecture}, {found.rope.kind} RoPE",
+            "Llama with default RoPE",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "hidden_act": "silu",
+        "vocab_size": found.vocab_size,
+        "hidden_size": found.hidden_size,
+        "intermediate_size": found.intermediate_size,
+        "num_hidden_layers": found.num_layers,
+        "num_attention_heads": found.num_heads,
+        "num_key_value_heads": found.num_kv_heads,
+        "head_dim": found.head_dim,
+        "rms_norm_eps": found.rms_norm_eps,
+        "rope_theta": found.rope.theta,
+        "max_position_embeddings": found.max_positions,
+        "tie_word_embeddings": found.tie_word_embeddings,
+        "bos_token_id": found.bos_token_id,
+        "eos_token_id": list(found.eos_token_ids),
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    weights = {
+        name: source.get(name).to(torch.bfloat16).contiguous() for name in sorted(source.names())
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    load_tokenizer(path).save_pretrained(folder)
+    return folder
+
+
+if __name__ == "__main__":
+    print(export(sys.argv[1], Path(sys.argv[2])))

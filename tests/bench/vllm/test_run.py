@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from knockon.bench.vllm.run import VllmAnswer, VllmRun, run_vllm
+from knockon.errors import KnockonError
+
+
+def answer(**changed: object) -> VllmAnswer:
+    fields = {
+        "version": "0.25.1",
+        "tokens": [[1, 2, 3], [4]],
+        "logprobs": [[], []],
+        "seconds": [4.0, 2.0],
+        "drafts": 10,
+        "accepted": 25,
+        "blocks": [],
+    }
+    return VllmAnswer(**(fields | changed))
+
+
+def test_the_bonus_token_counts_and_the_best_run_does():
+    assert answer().accept_length == 3.5
+    assert answer().tokens_per_second == 2.0
+
+
+def test_a_target_alone_has_no_accept_length():
+    assert answer(drafts=0, accepted=0).accept_length == 0.0
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is not None, reason="vLLM is here; the engine's tests run it"
+)
+def test_a_failed_process_says_why_and_leaves_its_log(tmp_path):
+    with pytest.raises(KnockonError, match="No module named 'vllm'"):
+        run_vllm(VllmRun("target", [[1]]), tmp_path)
+    assert "No module named 'vllm'" in (tmp_path / "log.txt").read_text()
