@@ -205,6 +205,6 @@ def default_verify_width(block_size: int, device: str) -> int:
     """The width used where none is asked for.
 
     A GPU verifies a whole block in about the time of one token. A CPU is soon limited by
-    arithmetic: six positions were best for the shipped drafter (benchmarks/cpu_generation.py).
+    arithmetic: eight positions were best for the shipped drafter (benchmarks/cpu_generation.py).
     """
-    return block_size if device == "cuda" else min(block_size, 6)
+    return block_size if device == "cuda" else min(block_size, 8)
