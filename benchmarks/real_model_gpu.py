@@ -35,14 +35,13 @@ from rich.console import Console
 from rich.table import Table
 
 from knockon.bench.environment import environment
-from knockon.bench.loaded import BoundRunner, LoadedModels, answer
+from knockon.bench.loaded import BoundRunner, LoadedModels, answer, mean_accept_length
 from knockon.bench.near_ties import Parting, part
 from knockon.drafters.domino import DominoDrafter
 from knockon.engine.assemble import width_policy
 from knockon.engine.config import EngineConfig
 from knockon.engine.engine import Engine
 from knockon.engine.prompts import encode_prompt
-from knockon.engine.request import RequestOutput
 from knockon.engine.sampling_params import SamplingParams
 from knockon.engine.width import AUTO, FixedWidth, WidthPolicy, auto_widths
 
@@ -162,7 +161,7 @@ def lossless(bench: Bench) -> list[dict[str, Any]]:
                     "answers": count,
                     "identical": count - len(partings),
                     "tokens": sum(len(output.token_ids) for output in ours),
-                    "accept_length": round(accept_length(ours), 3),
+                    "accept_length": round(mean_accept_length(ours), 3),
                     "steps_by_width": engine.metrics().widths,
                     "seconds": round(seconds, 3),
                     "differences": [plain(each) for each in partings],
@@ -233,7 +232,7 @@ def speed(bench: Bench, bound: BoundRunner) -> list[dict[str, Any]]:
                 tokens = sum(len(output.token_ids) for output in outputs)
                 row[name] = {
                     "tokens_per_second": round(tokens / seconds, 1),
-                    "accept_length": round(accept_length(outputs), 3),
+                    "accept_length": round(mean_accept_length(outputs), 3),
                     "tokens": tokens,
                 }
             rows.append(row)
@@ -271,12 +270,6 @@ def speed_table(rows: list[dict[str, Any]], names: list[str]) -> Table:
         blank = [""] * len(names)
         table.add_row("mean", str(concurrency), *blank, *(f"{mean:.3f}" for mean in means))
     return table
-
-
-def accept_length(outputs: Sequence[RequestOutput]) -> float:
-    """Tokens kept per verification."""
-    lengths = [length for output in outputs for length in output.metrics.accept_lengths]
-    return fmean(lengths) if lengths else 0.0
 
 
 def plain(parting: Parting) -> dict[str, Any]:

@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +25,6 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import httpx
@@ -35,10 +33,13 @@ from rich.table import Table
 
 from knockon import LLM, SamplingParams
 from knockon.bench.environment import environment
+from knockon.bench.loaded import mean_accept_length
+from knockon.bench.matrix.server import ServerFailed, ServerProcess
 from knockon.engine.request import RequestOutput
 
 HERE = Path(__file__).parent
 KV_MEMORY = 2 << 30
+_START = 300.0  # s a server may take to get ready
 TOGETHER = 8
 
 
@@ -98,12 +99,6 @@ def identical(ours: Sequence[RequestOutput], theirs: Sequence[RequestOutput]) ->
     return sum(a.token_ids == b.token_ids for a, b in zip(ours, theirs, strict=True))
 
 
-def accept_length(outputs: Sequence[RequestOutput]) -> float:
-    """Tokens kept per verification."""
-    lengths = [length for output in outputs for length in output.metrics.accept_lengths]
-    return round(fmean(lengths), 3) if lengths else 1.0
-
-
 def lossless(bench: Bench) -> tuple[list[dict[str, Any]], list[str]]:
     """FP32: Domino on all ranks held to the target alone; the target's texts."""
     args = bench.args
@@ -123,7 +118,7 @@ def lossless(bench: Bench) -> tuple[list[dict[str, Any]], list[str]]:
                     "answers": count,
                     "identical": identical(ours, alone[batch]),
                     "as_on_one_rank": identical(ours, one_rank[:count]),
-                    "accept_length": accept_length(ours),
+                    "accept_length": round(mean_accept_length(ours), 3),
                 }
                 rows.append(row)
                 bench.console.print(
@@ -151,7 +146,7 @@ def speed(bench: Bench) -> list[dict[str, Any]]:
                             "method": method,
                             "concurrency": concurrency,
                             "tokens_per_second": round(tokens / seconds, 1),
-                            "accept_length": accept_length(outputs),
+                            "accept_length": round(mean_accept_length(outputs), 3),
                             "tokens": tokens,
                         }
                     )
@@ -162,30 +157,17 @@ def speed(bench: Bench) -> list[dict[str, Any]]:
 def serving(bench: Bench, dtype: str, log: Path) -> Generator[str, None, None]:
     """A server on all ranks; its address."""
     args = bench.args
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "knockon", "serve", "--model-path", args.model]
-    command += ["--speculative-draft-model-path", args.draft, "--tp-size", str(args.ranks)]
-    command += ["--dtype", dtype, "--device", args.device, "--port", str(port)]
-    command += ["--kv-memory", str(KV_MEMORY), "--context-length", str(args.longest)]
-    command += ["--max-running-requests", str(max(args.concurrency))]
-    command += ["--verify-width", str(args.widths[-1])]
-    url = f"http://127.0.0.1:{port}"
-    with log.open("wb") as stderr:
-        server = subprocess.Popen(command, stderr=stderr, stdout=stderr)
+    arguments = ["--model-path", args.model, "--speculative-draft-model-path", args.draft]
+    arguments += ["--tp-size", str(args.ranks), "--dtype", dtype, "--device", args.device]
+    arguments += ["--kv-memory", str(KV_MEMORY), "--context-length", str(args.longest)]
+    arguments += ["--max-running-requests", str(max(args.concurrency))]
+    arguments += ["--verify-width", str(args.widths[-1])]
+    with ServerProcess(arguments, log) as server:
         try:
-            while server.poll() is None:
-                with contextlib.suppress(httpx.HTTPError):
-                    if httpx.get(url + "/health/ready").status_code == 200:
-                        break
-                time.sleep(0.2)
-            else:
-                sys.exit(f"the server ended with {server.returncode}:\n{log.read_text('utf-8')}")
-            yield url
-        finally:
-            server.terminate()
-            server.wait(60)
+            server.wait_ready(_START)
+        except ServerFailed as error:
+            sys.exit(f"{error}:\n{server.log}")
+        yield server.url
 
 
 def served(bench: Bench, texts: Sequence[str], folder: Path) -> dict[str, Any]:

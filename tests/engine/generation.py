@@ -146,3 +146,20 @@ def check_same(outputs: Sequence[RequestOutput], others: Sequence[RequestOutput]
 def with_seed(params: SamplingParams, seed: int) -> SamplingParams:
     """The same request under another seed."""
     return replace(params, seed=seed)
+
+
+def abort_and_replace(
+    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams
+) -> list[RequestOutput]:
+    """Run the first two of three prompts, abort the first, add the third: the last two's ends."""
+    ids = [llm.add(prompt, params) for prompt in prompts[:2]]
+    for _ in range(3):
+        llm.step()
+    assert llm.abort(ids[0]) is not None
+    third = llm.add(prompts[2], params)
+    found: dict[str, RequestOutput] = {}
+    while len(found) < 2:
+        for output in llm.step():
+            if output.finished is not None:
+                found[output.request_id] = output.finished
+    return [found[ids[1]], found[third]]

@@ -15,6 +15,7 @@ from knockon.layers.recurrent_state import DeltaMemory
 from tests.engine.generation import (
     GREEDY,
     TinyShelf,
+    abort_and_replace,
     check_same,
     generate,
     load,
@@ -69,17 +70,7 @@ def test_an_aborted_requests_slot_serves_another_while_a_step_is_in_flight(
     model, draft = tiny.target(TARGET), tiny.drafter("domino", TARGET)
     alone = generate(model, draft, PROMPTS[:3], SHORT)
     with load(model, draft, overlap_schedule=True, max_batch_size=2) as llm:
-        ids = [llm.add(prompt, SHORT) for prompt in PROMPTS[:2]]
-        for _ in range(3):
-            llm.step()
-        assert llm.abort(ids[0]) is not None
-        third = llm.add(PROMPTS[2], SHORT)
-        found = {}
-        while len(found) < 2:
-            for output in llm.step():
-                if output.finished is not None:
-                    found[output.request_id] = output.finished
-    check_same([found[ids[1]], found[third]], alone[1:])
+        check_same(abort_and_replace(llm, PROMPTS, SHORT), alone[1:])
 
 
 def test_an_interrupted_launch_loses_nothing(

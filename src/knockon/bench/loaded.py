@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -120,6 +121,12 @@ class LoadedModels:
             prefix_cache=self.config.prefix_cache,
             states=bound.budget.states,
         )
+
+
+def mean_accept_length(outputs: Sequence[RequestOutput]) -> float:
+    """Tokens kept per verification, over all of the answers; 0 where nothing was verified."""
+    lengths = [length for output in outputs for length in output.metrics.accept_lengths]
+    return fmean(lengths) if lengths else 0.0
 
 
 def answer(

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from knockon.bench.acceptance.methods import Checkpoints, choose_methods
 from knockon.bench.acceptance.report import AcceptanceReport, AcceptanceSettings
 from knockon.bench.acceptance.run import measure
-from knockon.bench.acceptance.workloads import TITLES, load_workloads
+from knockon.bench.acceptance.workloads import load_workloads
+from knockon.bench.workload_files import TITLES
 from knockon.cli.app import app
 from knockon.errors import Refused
 from tests.engine.generation import TinyShelf

@@ -8,17 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from knockon.bench.acceptance.samples import SAMPLES
+from knockon.bench.workload_files import order_of, refuse_repeated, title_of, workload_files
 from knockon.errors import Refused
-
-# How the published tables write and order them.
-TITLES = {
-    "gsm8k": "GSM8K",
-    "math500": "MATH500",
-    "humaneval": "HumanEval",
-    "mbpp": "MBPP",
-    "mt-bench": "MT-Bench",
-    "alpaca": "Alpaca",
-}
 
 
 @dataclass(frozen=True)
@@ -38,7 +29,7 @@ class Workload:
     @property
     def title(self) -> str:
         """As tables write it."""
-        return TITLES.get(self.name, self.name)
+        return title_of(self.name)
 
 
 def load_workloads(paths: Sequence[Path], limit: int | None) -> tuple[Workload, ...]:
@@ -54,26 +45,11 @@ def load_workloads(paths: Sequence[Path], limit: int | None) -> tuple[Workload, 
     if not paths:
         found = [Workload(name, texts, "samples") for name, texts in SAMPLES.items()]
     else:
-        files = [file for path in paths for file in _files(path)]
+        files = workload_files(paths, "a JSON-lines file or a folder of them")
         found = [Workload(file.stem, _read(file), file.name) for file in files]
-    names = [workload.name for workload in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise Refused("workloads", name, "each workload once")
-    order = {name: place for place, name in enumerate(TITLES)}
-    found.sort(key=lambda workload: (order.get(workload.name, len(order)), workload.name))
+    refuse_repeated([workload.name for workload in found])
+    found.sort(key=lambda workload: order_of(workload.name))
     return tuple(Workload(w.name, w.prompts[:limit], w.source) for w in found)
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_dir():
-        files = sorted(path.glob("*.jsonl"))
-        if not files:
-            raise Refused("workloads", str(path), "a folder with *.jsonl files")
-        return files
-    if not path.is_file():
-        raise Refused("workloads", str(path), "a JSON-lines file or a folder of them")
-    return [path]
 
 
 def _read(file: Path) -> tuple[str, ...]:

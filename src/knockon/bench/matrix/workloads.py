@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from knockon.bench.acceptance.workloads import TITLES
 from knockon.bench.serving.dataset import read_dataset
+from knockon.bench.workload_files import order_of, refuse_repeated, title_of, workload_files
 from knockon.errors import Refused
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -36,11 +36,6 @@ class ServedWorkload:
         return title_of(self.name)
 
 
-def title_of(name: str) -> str:
-    """How the published tables write a workload."""
-    return TITLES.get(name, name)
-
-
 def find_workloads(paths: Sequence[Path]) -> tuple[ServedWorkload, ...]:
     """Read workloads, in the order of the published tables, others after them.
 
@@ -51,7 +46,7 @@ def find_workloads(paths: Sequence[Path]) -> tuple[ServedWorkload, ...]:
         Refused: none, a folder without files, a file without prompts, two of the same name, or a
             name that cannot be part of a file's.
     """
-    files = [file for path in paths for file in _files(path)]
+    files = workload_files(paths, "a file of prompts or a folder of them")
     if not files:
         raise Refused("workloads", None, "files of prompts, or a folder of them")
     found = []
@@ -60,24 +55,5 @@ def find_workloads(paths: Sequence[Path]) -> tuple[ServedWorkload, ...]:
             raise Refused("workloads", str(file), "a name of letters, digits, '.', '_' and '-'")
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         found.append(ServedWorkload(file.stem, file, len(read_dataset(file)), digest))
-    names = [workload.name for workload in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise Refused("workloads", name, "each workload once")
+    refuse_repeated([workload.name for workload in found])
     return tuple(sorted(found, key=lambda workload: order_of(workload.name)))
-
-
-def order_of(name: str) -> tuple[int, str]:
-    """Where a workload stands in tables."""
-    return (list(TITLES).index(name) if name in TITLES else len(TITLES), name)
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_dir():
-        files = sorted(path.glob("*.jsonl"))
-        if not files:
-            raise Refused("workloads", str(path), "a folder with *.jsonl files")
-        return files
-    if not path.is_file():
-        raise Refused("workloads", str(path), "a file of prompts or a folder of them")
-    return [path]

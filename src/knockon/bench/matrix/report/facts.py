@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from knockon.bench.matrix.report.results import Results
-from knockon.bench.matrix.workloads import title_of
+from knockon.bench.workload_files import title_of
 
 UNKNOWN = "a machine that its server did not tell of"
 

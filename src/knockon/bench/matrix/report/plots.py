@@ -12,7 +12,7 @@ from knockon.bench.matrix.report.facts import numerics
 from knockon.bench.matrix.report.results import Results, Sample
 from knockon.bench.matrix.report.sections import ACCEPT, MACRO, THROUGHPUT, title
 from knockon.bench.matrix.report.tables import fastest, longest
-from knockon.bench.matrix.workloads import title_of
+from knockon.bench.workload_files import title_of
 from knockon.errors import Refused
 
 _COLOURS = {

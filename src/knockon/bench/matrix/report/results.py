@@ -10,7 +10,7 @@ from typing import Any
 from knockon.bench.matrix.cells import Cell
 from knockon.bench.matrix.folder import DONE, ResultsFolder
 from knockon.bench.matrix.methods import AUTO, TARGET, ServedMethod, parse_method
-from knockon.bench.matrix.workloads import order_of
+from knockon.bench.workload_files import order_of
 
 
 @dataclass(frozen=True)

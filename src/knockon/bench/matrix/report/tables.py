@@ -9,7 +9,7 @@ from typing import Any
 from knockon.bench.matrix.methods import TARGET, ServedMethod
 from knockon.bench.matrix.report.blocks import Entry, Table
 from knockon.bench.matrix.report.results import Results, Sample
-from knockon.bench.matrix.workloads import title_of
+from knockon.bench.workload_files import title_of
 
 NOT_MEASURED, FAILED = "–", "failed"
 
