@@ -189,6 +189,7 @@ def enter_rows(
     channels = 2 * key_heads * key_dim + heads * value_dim
     # The row's first tap: the rows of a request begin with the K - 1 before its first.
     source = rows + (request * (count + TAPS - 1) + t) * channels
+    # Triton asks that a name has one shape in both branches.
     if part < 2 * key_heads:
         at = tl.arange(0, KEYS)
         live = at < key_dim
@@ -201,11 +202,11 @@ def enter_rows(
             tl.store(k + place + (part - key_heads) * key_dim, x, mask=live)
     else:
         head = part - 2 * key_heads
-        at = tl.arange(0, VALUES)
-        live = at < value_dim
+        entry = tl.arange(0, VALUES)
+        valid = entry < value_dim
         first = 2 * key_heads * key_dim + head * value_dim
-        x = convolved(source, conv, first + at, live, channels, TAPS)
-        tl.store(v + (row * heads + head) * value_dim + at, x, mask=live)
+        value = convolved(source, conv, first + entry, valid, channels, TAPS)
+        tl.store(v + (row * heads + head) * value_dim + entry, value, mask=valid)
         gate = request * gate_request + t * gate_row + head
         opened = tl.load(a + gate).to(tl.float32) + tl.load(dt_bias + head)
         # log(1 + y) without losing a small y (Kahan).
