@@ -39,10 +39,16 @@ def write_plot(report: AcceptanceReport, path: Path) -> None:
     panel.axhline(1.0, color="#52606d", linestyle="--", linewidth=1)
     panel.set_xticks(range(len(groups)), groups)
     panel.set_ylabel("tokens per verification")
-    panel.set_title(report.title, fontsize=11)
+    panel.set_title(report.title, fontsize=11, pad=24 if methods else 6)
     panel.spines[["top", "right"]].set_visible(False)
     if methods:
-        panel.legend(fontsize=8, frameon=False, ncols=min(4, len(methods)))
+        panel.legend(
+            fontsize=8,
+            frameon=False,
+            ncols=len(methods),
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1),
+        )
     note = textwrap.fill(report.method + " Dashed: the target alone.", int(width * 14))
     figure.text(0.5, 0.01, note, ha="center", va="bottom", fontsize=8, color="#52606d")
     figure.tight_layout(rect=(0, 0.06 + 0.035 * note.count("\n"), 1, 1))
