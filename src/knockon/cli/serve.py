@@ -60,7 +60,8 @@ def serve(
         4 << 20
     ),
     mem_fraction_static: Annotated[
-        float, typer.Option(help="On GPUs, part of the memory for weights and KV together.")
+        float,
+        typer.Option(help="On GPUs, part of the whole memory for own weights and KV together."),
     ] = 0.88,
     kv_memory: Annotated[
         int | None,

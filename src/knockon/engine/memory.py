@@ -96,10 +96,12 @@ def measure_workspace(runner: PipelinedRunner, rows: int, width: int) -> int:
 def free_for_kv(device: torch.device, fraction: float, workspace: int) -> int:
     """Bytes for KV on a GPU: weights and KV in ``fraction`` of it, the workspace beside them.
 
-    The workspace is counted twice: prefill runs eagerly, and graphs hold memory of their own.
+    What other processes hold counts as taken, not as this one's weights: several that start at once
+    each come to their own share, whoever is first. The workspace is counted twice: prefill runs
+    eagerly, and graphs hold memory of their own.
     """
     free, total = torch.cuda.mem_get_info(device)
-    static = int(total * fraction) - (total - free)
+    static = int(total * fraction) - torch.cuda.memory_reserved(device)
     return max(0, min(static, free - 2 * workspace - _MARGIN))
 
 
