@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from knockon.errors import Refused
 from knockon.layers.rotary import RopeConfig, inverse_frequencies
+from knockon.models import gguf_header
 from knockon.models.gguf_source import GGUFFile
 from knockon.models.target import load_target, read_config
 from knockon.parallel import SingleRank
@@ -161,3 +162,20 @@ def test_sizes_that_fit_no_weight_are_refused(key: str, value: int | None, tmp_p
     path.write_bytes(content)
     with pytest.raises(Refused):
         load_target(path, None, SingleRank())
+
+
+def test_a_header_is_parsed_once_until_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = []
+    inner = gguf_header._read
+    monkeypatch.setattr(gguf_header, "_read", lambda *a: (parsed.append(a[0]), inner(*a))[1])
+    path = write_gguf(tmp_path / "model.gguf", make_reference(*CASES["llama"]))
+    first, second = (gguf_header.read_header(path) for _ in range(2))
+    assert parsed == [path] and first.metadata == second.metadata
+    other = write_gguf(tmp_path / "other.gguf", make_reference(*CASES["qwen3"]))
+    other.replace(path)
+    assert gguf_header.read_header(path).architecture == "qwen3" and len(parsed) == 2
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(Refused, match="truncated"):
+        gguf_header.read_header(path)

@@ -7,6 +7,7 @@ one. Dequantisation is still that package's.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,23 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Map a file and read its header.
+    """Map a file and read its header, once a process as long as the file stays as it is.
 
     Raises:
         Refused: no GGUF file, an unknown version, a doubled name, an unknown tensor type, a file
             that ends before its header or its data do.
     """
-    if path.stat().st_size < 24:
-        raise Refused(str(path), f"{path.stat().st_size} bytes", "a whole GGUF file")
+    found = path.stat()
+    if found.st_size < 24:
+        raise Refused(str(path), f"{found.st_size} bytes", "a whole GGUF file")
+    stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    metadata, tensors = _parse(path, stamp)
+    # Mapped anew each time: a mapping that were kept would hold all weights read through it.
+    return GGUFHeader(path, metadata, tensors, np.memmap(path, dtype=np.uint8, mode="r"))
+
+
+@functools.lru_cache(maxsize=4)  # a start asks for the target's half a dozen times
+def _parse(path: Path, stamp: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     data = np.memmap(path, dtype=np.uint8, mode="r")
     if data[:4].tobytes() != _MAGIC:
         raise Refused(str(path), data[:4].tobytes(), "a GGUF file, which begins with b'GGUF'")
@@ -102,7 +113,9 @@ def read_header(path: Path) -> GGUFHeader:
         ) from error
 
 
-def _read(path: Path, data: np.ndarray[Any, Any], cursor: _Cursor) -> GGUFHeader:
+def _read(
+    path: Path, data: np.ndarray[Any, Any], cursor: _Cursor
+) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     tensor_count, entry_count = cursor.scalar("Q"), cursor.scalar("Q")
     metadata: dict[str, Any] = {}
     for _ in range(entry_count):
@@ -147,7 +160,7 @@ def _read(path: Path, data: np.ndarray[Any, Any], cursor: _Cursor) -> GGUFHeader
                 "The file is truncated.",
             )
         tensors[name] = GGUFTensor(name, shape, kind, start + offset, num_bytes)
-    return GGUFHeader(path, metadata, tensors, data)
+    return metadata, tensors
 
 
 class _Cursor:
@@ -167,7 +180,8 @@ class _Cursor:
         return self.scalars(code, 1)[0]
 
     def string(self) -> str:
-        length = self.scalar("Q")
+        (length,) = _LENGTH.unpack_from(self.data, self.offset)
+        self.offset += _LENGTH.size
         text = self.data[self.offset : self.offset + length]
         if len(text) != length:
             raise IndexError("a string runs past the end")
@@ -183,6 +197,8 @@ class _Cursor:
                 raise IndexError("an array runs past the end")
             if item in _SCALARS:
                 return list(self.scalars(_SCALARS[item], count))
+            if item == _STRING:
+                return [self.string() for _ in range(count)]
             return [self.value(item) for _ in range(count)]
         if kind not in _SCALARS:
             raise IndexError(f"no metadata type {kind}")
