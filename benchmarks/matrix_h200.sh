@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Methods × workloads × concurrencies on one GPU, a fresh server for each cell, and the report.
+# Methods × workloads × concurrencies on one or several GPUs, a fresh server for each cell, and the report.
 #
 #   DOMINO=PATH [DFLASH=PATH] [MTP=PATH] bash benchmarks/matrix_h200.sh WORKLOADS RESULTS REPORT \
 #       [OPTIONS of knockon bench matrix] [-- OPTIONS of knockon serve]
@@ -10,9 +10,13 @@
 # added to by PYTHONPATH (fastapi, uvicorn, pydantic, pyzmq, msgspec, prometheus-client, gguf, httpx and
 # matplotlib beside torch, transformers, typer and rich).
 # May be set: MODEL (smollm2-135m; with KNOCKON_CACHE for where it was pulled, or a folder), METHODS,
-# CONCURRENCY, REPEATS, NUM_PROMPTS, OUTPUT_LEN, DEVICE (cuda), SECONDS_LEFT (no bound: after so many
-# the cell under way is given up and the report made of what there is), RESUME (a results.tar.gz to go
-# on from), PYTHON.
+# CONCURRENCY, REPEATS, NUM_PROMPTS, OUTPUT_LEN (512), DEVICE (cuda), PYTHON, and
+# - SERVERS_AHEAD (8): servers that stand ready beside a cell's own; see knockon bench matrix --help,
+# - GPUS (1): so many runs side by side, each on a GPU and on its part of the cores, each with its share
+#   of workloads and concurrencies, all into RESULTS,
+# - SECONDS_LEFT (no bound): after so many the cells under way are given up and the report made of
+#   what there is,
+# - RESUME: a results.tar.gz to go on from, with whatever number of GPUs.
 set -euo pipefail
 
 : "${1:?WORKLOADS, a folder}" "${2:?RESULTS, a folder}" "${3:?REPORT, a folder}"
@@ -34,12 +38,54 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 
+gpus=${GPUS:-1}
+IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((gpus - 1)))}"
+if ((${#visible[@]} < gpus)); then
+    echo "error: GPUS=$gpus, but CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES" >&2
+    exit 2
+fi
+
+# The cores of a share: what another share's servers take to start is not taken from its own.
+cores() {
+    "$python" - "$1" "$gpus" <<'EOF'
+import os, sys
+part, parts = map(int, sys.argv[1:])
+mine = sorted(os.sched_getaffinity(0))
+count = max(1, len(mine) // parts)
+print(",".join(map(str, mine[(part - 1) * count : part * count] or mine)))
+EOF
+}
+
+measure() { # I: the I-th share, in place of the shell that calls it
+    local pinned=()
+    if ((gpus > 1)); then
+        export CUDA_VISIBLE_DEVICES=${visible[$1 - 1]}
+        command -v taskset >/dev/null && pinned=(taskset -c "$(cores "$1")")
+    fi
+    exec timeout --foreground --signal=TERM "${SECONDS_LEFT:-0}" "${pinned[@]}" "$python" -m knockon \
+        bench matrix "${MODEL:-smollm2-135m}" --out "$results" --workloads "$workloads" \
+        --concurrency "${CONCURRENCY:-1,8,32}" --repeats "${REPEATS:-3}" \
+        --num-prompts "${NUM_PROMPTS:-1=8,8=32,32=128}" --output-len "${OUTPUT_LEN:-512}" \
+        --servers-ahead "${SERVERS_AHEAD:-8}" --share "$1/$gpus" "${own[@]}" -- "${serve[@]}"
+}
+
+pids=()
+for ((share = 1; share <= gpus; share++)); do
+    measure "$share" &
+    pids+=($!)
+done
+trap 'kill -TERM "${pids[@]}" 2>/dev/null || true' INT TERM
 status=0
-timeout --foreground --signal=TERM "${SECONDS_LEFT:-0}" "$python" -m knockon bench matrix \
-    "${MODEL:-smollm2-135m}" --out "$results" --workloads "$workloads" \
-    --concurrency "${CONCURRENCY:-1,8,32}" --repeats "${REPEATS:-3}" \
-    --num-prompts "${NUM_PROMPTS:-1=8,8=32,32=128}" --output-len "${OUTPUT_LEN:-512}" \
-    "${own[@]}" -- "${serve[@]}" || status=$?
+for pid in "${pids[@]}"; do
+    code=0
+    wait "$pid" || code=$?
+    while kill -0 "$pid" 2>/dev/null; do # a signal ended the wait, not the run
+        code=0
+        wait "$pid" || code=$?
+    done
+    ((code > status)) && status=$code
+done
+trap - INT TERM
 "$python" -m knockon bench report "$results" --out "$report" >/dev/null
 tar czf "$report/results.tar.gz" -C "$results" settings.json cells
 [ "$status" = 124 ] && echo "SECONDS_LEFT are over: the same command goes on" >&2

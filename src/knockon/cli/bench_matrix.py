@@ -19,7 +19,7 @@ from knockon.cli.foreign_flags import answer_foreign_flags
 from knockon.errors import Refused
 
 if TYPE_CHECKING:
-    from knockon.bench.matrix.cells import Cell
+    from knockon.bench.matrix.cells import Cell, Share
     from knockon.bench.matrix.folder import ResultsFolder
     from knockon.bench.matrix.settings import MatrixSettings
 
@@ -103,6 +103,23 @@ def matrix(
         float, typer.Option(help="Seconds for a server to get ready.")
     ] = 900.0,
     request_timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 3600.0,
+    servers_ahead: Annotated[
+        int,
+        typer.Option(
+            help="Start the servers of a cell and of the next N together; all are ready and idle "
+            "before the first is asked, and are stopped after the last. Each gets --mem-fraction-"
+            "static 0.75/(N+1) of a GPU, unless --mem-fraction-static or --kv-memory follows --, "
+            "which then goes to each as it is."
+        ),
+    ] = 0,
+    share: Annotated[
+        str | None,
+        typer.Option(
+            help="I/N: measure the I-th of N parts only, each with all methods and repeats of its "
+            "workloads and concurrencies. The parts may run at once, into one folder, a GPU each.",
+            show_default="all cells",
+        ),
+    ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Measure cells again that failed before.")
     ] = False,
@@ -122,7 +139,7 @@ def matrix(
     if importlib.util.find_spec("httpx") is None:
         raise Refused("httpx", "not installed", "pip install 'knockon[bench]'")
     from knockon.bench.acceptance.methods import Checkpoints
-    from knockon.bench.matrix.cells import plan
+    from knockon.bench.matrix.cells import Share, parse_share, plan
     from knockon.bench.matrix.drafters import choose_methods
     from knockon.bench.matrix.folder import ResultsFolder
     from knockon.bench.matrix.methods import parse_methods
@@ -152,18 +169,22 @@ def matrix(
         chat=not no_chat_template,
         ignore_eos=ignore_eos,
         serve_arguments=tuple(context.args),
+        servers_ahead=servers_ahead,
         save_texts=save_texts,
         start_timeout=start_timeout,
         request_timeout=request_timeout,
     )
     folder = ResultsFolder(out)
-    cells = plan(settings.methods, settings.workloads, settings.concurrencies, settings.repeats)
+    part = Share() if share is None else parse_share(share)
+    cells = part.of(
+        plan(settings.methods, settings.workloads, settings.concurrencies, settings.repeats)
+    )
     if dry_run:
         list_cells(settings, cells, folder)
         return
     print(json.dumps(folder.merged(settings), indent=1, ensure_ascii=False), file=sys.stderr)
     with sigterm_as_interrupt():
-        failed = carry_out(settings, cells, folder, retry_failed)
+        failed = carry_out(settings, cells, folder, retry_failed, part)
     if failed:
         for cell, error in failed.items():
             print(f"failed: {cell.name}: {error}", file=sys.stderr)
@@ -172,13 +193,17 @@ def matrix(
 
 
 def carry_out(
-    settings: MatrixSettings, cells: list[Cell], folder: ResultsFolder, retry_failed: bool
+    settings: MatrixSettings,
+    cells: list[Cell],
+    folder: ResultsFolder,
+    retry_failed: bool,
+    share: Share,
 ) -> dict[Cell, str]:
     """Run the matrix with a progress bar on stderr; the failed cells and why."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from knockon.bench.matrix.run import Progress as Told
+    from knockon.bench.matrix.progress import Progress as Told
     from knockon.bench.matrix.run import run_matrix
 
     log = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -198,12 +223,12 @@ def carry_out(
             ended=lambda: progress.advance(task),
             done=lambda text: progress.console.print(text, markup=False),
         )
-        return run_matrix(settings, cells, folder, retry_failed, told)
+        return run_matrix(settings, cells, folder, retry_failed, told, share)
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """A SIGTERM ends the matrix as Ctrl-C does: the server under way is ended first."""
+    """A SIGTERM ends the matrix as Ctrl-C does: the servers under way are ended first."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

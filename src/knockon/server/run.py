@@ -48,6 +48,7 @@ def serve(settings: ServerSettings) -> None:
     )
     listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):
+        logger.info("listening: http://%s:%d", *_address(listener))
         asyncio.run(_serve(settings, listener))
 
 
@@ -67,6 +68,11 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.set_inheritable(False)
     return listener
+
+
+def _address(listener: socket.socket) -> tuple[str, int]:
+    host, port = listener.getsockname()[:2]
+    return (f"[{host}]" if ":" in host else host), port
 
 
 async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
@@ -118,8 +124,7 @@ async def _get_ready(state: ServerState, listener: socket.socket) -> None:
         engine.fail(str(tokenizer), refused=True)
         return
     state.encoder = PromptEncoder(tokenizer, state.settings.chat_template)
-    host, port = listener.getsockname()[:2]
-    logger.info("ready: %s at http://%s:%d", state.settings.model_name, host, port)
+    logger.info("ready: %s at http://%s:%d", state.settings.model_name, *_address(listener))
 
 
 async def _read_tokenizer(model: Path) -> Any:

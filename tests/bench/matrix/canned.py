@@ -91,7 +91,7 @@ def server_info(method: ServedMethod, device: str) -> dict[str, Any]:
 def write_canned(path: Path, device: str = "cuda") -> ResultsFolder:
     """A whole matrix on disk."""
     settings, folder = canned_settings(), ResultsFolder(path)
-    with folder.open(settings):
+    with folder.open(settings, canned_cells(settings)):
         for cell in canned_cells(settings):
             folder.write(cell, canned_record(cell, device))
     return folder

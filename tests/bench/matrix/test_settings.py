@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from knockon.bench.matrix.cells import Cell, plan
+from knockon.bench.matrix.cells import Cell, Share, parse_share, plan
 from knockon.bench.matrix.estimate import Estimate, duration
 from knockon.bench.matrix.folder import DONE, FAILED, ResultsFolder
 from knockon.bench.matrix.methods import parse_methods
@@ -37,6 +38,10 @@ def settings(**changes: Any) -> MatrixSettings:
 
 def cells(asked: MatrixSettings) -> list[Cell]:
     return plan(asked.methods, asked.workloads, asked.concurrencies, asked.repeats)
+
+
+def opened(folder: ResultsFolder, asked: MatrixSettings) -> AbstractContextManager[None]:
+    return folder.open(asked, cells(asked))
 
 
 def test_repeats_are_outermost_and_methods_innermost() -> None:
@@ -72,6 +77,7 @@ def test_other_counts_of_prompts_are_refused(text: str) -> None:
         ("warmup_requests", {"warmup_requests": -1}),
         ("request_rate", {"request_rate": 0.0}),
         ("temperature", {"temperature": float("nan")}),
+        ("servers_ahead", {"servers_ahead": -1}),
         ("methods", {"methods": ()}),
     ],
 )
@@ -82,7 +88,7 @@ def test_values_out_of_range_are_refused_by_field(field: str, changes: dict[str,
 
 def test_a_folder_grows_along_its_axes(tmp_path: Path) -> None:
     folder = ResultsFolder(tmp_path / "new" / "out")
-    with folder.open(settings()):
+    with opened(folder, settings()):
         pass
     more = settings(
         methods=parse_methods(["dflash-b8"]),
@@ -92,7 +98,7 @@ def test_a_folder_grows_along_its_axes(tmp_path: Path) -> None:
         repeats=1,
         num_prompts={2: 6},
     )
-    with folder.open(more):
+    with opened(folder, more):
         found = folder.settings()
     assert found["methods"] == ["target", "domino-b8", "dflash-b8"]
     assert list(found["workloads"]) == ["sea", "land"]
@@ -122,26 +128,71 @@ def test_what_cells_were_not_measured_with_is_refused_by_field(
     tmp_path: Path, field: str, changes: dict[str, Any]
 ) -> None:
     folder = ResultsFolder(tmp_path)
-    with folder.open(settings()):
+    with opened(folder, settings()):
         pass
     before = (tmp_path / "settings.json").read_text()
-    with pytest.raises(Refused, match=f"^{field}: "), folder.open(settings(**changes)):
+    with pytest.raises(Refused, match=f"^{field}: "), opened(folder, settings(**changes)):
         pass
     assert (tmp_path / "settings.json").read_text() == before
-    with folder.open(settings(start_timeout=1, request_timeout=2, save_texts=True)):
+    with opened(folder, settings(start_timeout=1, request_timeout=2, save_texts=True)):
         pass
 
 
 def test_one_run_at_a_time_writes_in_a_folder(tmp_path: Path) -> None:
     first, second = ResultsFolder(tmp_path), ResultsFolder(tmp_path)
     with (
-        first.open(settings()),
+        opened(first, settings()),
         pytest.raises(Refused, match="no other run"),
-        second.open(settings()),
+        opened(second, settings()),
     ):
         pass
-    with second.open(settings()):
+    with opened(second, settings()):
         pass
+
+
+def test_shares_are_a_partition_with_whole_groups_and_their_part_of_each_concurrency() -> None:
+    workloads = tuple(ServedWorkload(n, Path(n), 8, "aa") for n in ("a", "b", "c", "d"))
+    asked = settings(workloads=workloads, concurrencies=(1, 4, 8), num_prompts={})
+    everything = cells(asked)
+    for count in (1, 2, 3):
+        shares = [Share(index, count).of(everything) for index in range(1, count + 1)]
+        assert sorted(c.name for s in shares for c in s) == sorted(c.name for c in everything)
+        groups = [{cell.group for cell in share} for share in shares]
+        assert sum(map(len, groups)) == 12, "a group is split"
+        for share in shares:
+            assert share == [cell for cell in everything if cell in share]
+            assert {cell.concurrency for cell in share} == {1, 4, 8}
+    assert parse_share("2/3") == Share(2, 3)
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/x", "", "-1/2", "1/2/3"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(Refused, match=r"^share: "):
+        parse_share(text)
+
+
+def test_shares_hold_one_folder_side_by_side_and_overlapping_runs_do_not(tmp_path: Path) -> None:
+    asked = settings(workloads=(SEA, LAND))
+    everything, folders = cells(asked), [ResultsFolder(tmp_path) for _ in range(3)]
+    shares = [Share(index, 2).of(everything) for index in (1, 2)]
+    with folders[0].open(asked, shares[0]), folders[1].open(asked, shares[1]):
+        for overlapping in (shares[0], everything, Share(2, 3).of(everything)):
+            with (
+                pytest.raises(Refused, match="no other run"),
+                folders[2].open(asked, overlapping),
+            ):
+                pass
+        for folder, share in zip(folders, shares, strict=False):
+            for cell in share:
+                folder.write(cell, {"status": DONE})
+    assert not to_measure(everything, folders[2], False)
+
+
+def test_the_number_of_servers_ahead_may_change_and_the_last_is_saved(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path)
+    for ahead in (0, 3):
+        with opened(folder, settings(servers_ahead=ahead)):
+            assert folder.settings()["servers_ahead"] == ahead
 
 
 def test_finished_cells_are_passed_over_and_failed_ones_only_tried_again_when_asked(
@@ -149,7 +200,7 @@ def test_finished_cells_are_passed_over_and_failed_ones_only_tried_again_when_as
 ) -> None:
     asked, folder = settings(), ResultsFolder(tmp_path)
     everything = cells(asked)
-    with folder.open(asked):
+    with opened(folder, asked):
         folder.write(everything[0], {"status": DONE})
         folder.write(everything[2], {"status": FAILED})
     assert to_measure(everything, folder, False) == [everything[1], *everything[3:]]
@@ -159,7 +210,7 @@ def test_finished_cells_are_passed_over_and_failed_ones_only_tried_again_when_as
 def test_a_write_that_is_cut_short_leaves_what_was_there(tmp_path: Path) -> None:
     asked, folder = settings(), ResultsFolder(tmp_path)
     cell = cells(asked)[0]
-    with folder.open(asked):
+    with opened(folder, asked):
         folder.write(cell, {"status": DONE})
         with pytest.raises(TypeError):
             folder.write(cell, {"status": FAILED, "error": object()})

@@ -6,16 +6,16 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from knockon.bench.matrix.cells import Cell
+from knockon.bench.matrix.cells import Cell, Share
 from knockon.bench.matrix.settings import MatrixSettings, merge
 from knockon.errors import Refused
 
 DONE, FAILED = "done", "failed"
-SETTINGS, CELLS, LOG, LOCK = "settings.json", "cells", "server.log", ".lock"
+SETTINGS, CELLS, LOCKS = "settings.json", "cells", ".locks"
 
 
 class ResultsFolder:
@@ -30,31 +30,34 @@ class ResultsFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    @property
-    def log(self) -> Path:
-        """Where the present server's output goes."""
-        return self.path / LOG
+    def log(self, share: Share, place: int) -> Path:
+        """Where the output of the server at a place of the present batch goes."""
+        part = f".share-{share.index}" if share.count > 1 else ""
+        return self.path / f"server{part}{f'.{place}' if place else ''}.log"
 
     @contextlib.contextmanager
-    def open(self, settings: MatrixSettings) -> Iterator[None]:
-        """Hold the folder for a run with these settings.
+    def open(self, settings: MatrixSettings, cells: Sequence[Cell]) -> Iterator[None]:
+        """Hold the folder for a run that measures these cells with these settings.
+
+        Runs whose cells share no workload at a concurrency may hold it side by side.
 
         Raises:
-            Refused: one that cannot be written, that another run holds, or whose cells were
+            Refused: one that cannot be written, whose cells another run is measuring, or were
                 measured with other settings.
         """
-        try:
-            (self.path / CELLS).mkdir(parents=True, exist_ok=True)
-            lock = (self.path / LOCK).open("w")
-        except OSError as error:
-            raise Refused("--out", str(self.path), f"a folder to write in ({error})") from None
-        with lock:
+        with contextlib.ExitStack() as held:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                wanted = "a folder that no other run is writing in"
+                (self.path / CELLS).mkdir(parents=True, exist_ok=True)
+                (self.path / LOCKS).mkdir(exist_ok=True)
+                for group in dict.fromkeys(cell.group for cell in cells):
+                    held.enter_context(_locked(self.path / LOCKS / group, fcntl.LOCK_NB))
+                with _locked(self.path / LOCKS / SETTINGS):
+                    write_json(self.path / SETTINGS, self.merged(settings))
+            except BlockingIOError:
+                wanted = "a folder that no other run is writing these cells in"
                 raise Refused("--out", str(self.path), wanted) from None
-            write_json(self.path / SETTINGS, self.merged(settings))
+            except OSError as error:
+                raise Refused("--out", str(self.path), f"a folder to write in ({error})") from None
             yield
 
     def merged(self, settings: MatrixSettings) -> dict[str, Any]:
@@ -98,6 +101,13 @@ class ResultsFolder:
     def file_of(self, cell: Cell) -> Path:
         """Its name tells the cell."""
         return self.path / CELLS / f"{cell.name}.json"
+
+
+@contextlib.contextmanager
+def _locked(file: Path, more: int = 0) -> Iterator[None]:
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | more)
+        yield
 
 
 def read_json(file: Path) -> dict[str, Any]:

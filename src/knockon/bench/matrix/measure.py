@@ -1,4 +1,4 @@
-"""One cell: a server started, asked, looked at and ended."""
+"""One cell: what its server is told, and how it is asked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from knockon.bench.matrix.cells import Cell
-from knockon.bench.matrix.folder import DONE, FAILED, ResultsFolder
+from knockon.bench.matrix.folder import DONE, FAILED
 from knockon.bench.matrix.methods import TARGET
 from knockon.bench.matrix.server import ServerFailed, ServerProcess
 from knockon.bench.matrix.settings import MatrixSettings
@@ -19,18 +19,27 @@ from knockon.bench.serving.settings import ServingSettings
 from knockon.errors import KnockonError
 
 SPECULATIVE = "--speculative-"
+MEMORY = ("--mem-fraction-static", "--kv-memory")
+# Of a GPU, for the weights and KV of all servers that stand on it at once; the rest is for each
+# one's CUDA context, graphs and workspace.
+MEMORY_SHARED = 0.75
 
 
 def serve_arguments(settings: MatrixSettings, cell: Cell) -> list[str]:
     """What a cell's server is told.
 
     Sequences at once are the concurrency: graphs are then captured for batches that occur. What is
-    passed on and begins with ``--speculative-`` is not told a server without a drafter.
+    passed on and begins with ``--speculative-`` is not told a server without a drafter. Servers
+    that stand beside others get equal parts of a GPU's memory for weights and KV, unless what is
+    passed on sets that.
     """
     method = next(m for m in settings.methods if m.name == cell.method)
     found = ["--model-path", settings.model_path, "--served-model-name", settings.model]
     found += ["--max-running-requests", str(cell.concurrency)]
     found += method.serve_arguments(settings.drafters.get(method.kind))
+    passed = {argument.partition("=")[0] for argument in settings.serve_arguments}
+    if settings.servers_ahead and passed.isdisjoint(MEMORY):
+        found += ["--mem-fraction-static", f"{MEMORY_SHARED / (1 + settings.servers_ahead):.4f}"]
     return found + passed_on(settings.serve_arguments, method.kind != TARGET)
 
 
@@ -49,50 +58,40 @@ def passed_on(arguments: tuple[str, ...], speculates: bool) -> list[str]:
 def measure_cell(
     settings: MatrixSettings,
     cell: Cell,
-    folder: ResultsFolder,
+    server: ServerProcess,
     doing: Callable[[str], None] = lambda text: None,
     ended: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Measure a cell and return its record; what fails is a record too.
+    """Measure a cell on its server, which is ready, and return what its record gains.
 
     Args:
         doing: told what is under way.
         ended: called after each counted request.
     """
     began = time.perf_counter()
-    arguments = serve_arguments(settings, cell)
-    record: dict[str, Any] = {
-        "cell": vars(cell),
-        "status": FAILED,
-        "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "serve": arguments,
-    }
-    doing("starting")
-    with ServerProcess(arguments, folder.log) as server:
-        try:
-            start = server.wait_ready(settings.start_timeout)
-            report = measure(serving_settings(settings, cell, server.url), doing, ended)
-            measured = time.perf_counter()
-            doing("stopping")
-            record["exit_code"] = server.stop()
-            stopped = time.perf_counter() - measured
-            record |= {
-                "start": vars(start),
-                "stop_seconds": stopped,
-                "summary": report.summary.as_dict(),
-                "server": report.server,
-                "requests": [plain(each, settings.save_texts) for each in report.requests],
-            }
-            check(report)
-            record["status"] = DONE
-        except KnockonError as error:
-            record["error"] = str(error)
-            record["log"] = server.last_lines()
-            status = server.process.poll()
-            if status and "exit_code" not in record and not isinstance(error, ServerFailed):
-                record["error"] += f" (the server has ended with exit code {status})"
-    record["seconds"] = time.perf_counter() - began
-    return record
+    found: dict[str, Any] = {"began": datetime.now(UTC).isoformat(timespec="seconds")}
+    try:
+        report = measure(serving_settings(settings, cell, server.url), doing, ended)
+        found |= {
+            "summary": report.summary.as_dict(),
+            "server": report.server,
+            "requests": [plain(each, settings.save_texts) for each in report.requests],
+        }
+        check(report)
+        found["status"] = DONE
+    except KnockonError as error:
+        found |= failure(error, server)
+    found["seconds"] = time.perf_counter() - began
+    return found
+
+
+def failure(error: KnockonError, server: ServerProcess) -> dict[str, Any]:
+    """What the record of a cell that has failed tells."""
+    status = server.process.poll()
+    told = str(error)
+    if status and not isinstance(error, ServerFailed):
+        told += f" (the server has ended with exit code {status})"
+    return {"status": FAILED, "error": told, "log": server.last_lines()}
 
 
 def serving_settings(settings: MatrixSettings, cell: Cell, url: str) -> ServingSettings:

@@ -1,33 +1,16 @@
-"""The whole matrix: cell after cell, what is finished passed over, what fails put down."""
+"""The whole matrix: batch after batch, what is finished passed over, what fails put down."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from knockon.bench.matrix.cells import Cell
+from knockon.bench.matrix.batch import run_batch
+from knockon.bench.matrix.cells import Cell, Share
 from knockon.bench.matrix.estimate import Estimate, duration
 from knockon.bench.matrix.folder import DONE, FAILED, ResultsFolder
-from knockon.bench.matrix.measure import measure_cell
+from knockon.bench.matrix.progress import Progress
 from knockon.bench.matrix.settings import MatrixSettings
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Who is told what; each may be left out.
-
-    Attributes:
-        cell: a cell is begun, of so many requests.
-        doing: what is under way in it.
-        ended: a request has ended.
-        done: a line on a finished cell.
-    """
-
-    cell: Callable[[Cell, int], None] = lambda cell, requests: None
-    doing: Callable[[str], None] = lambda text: None
-    ended: Callable[[], None] = lambda: None
-    done: Callable[[str], None] = lambda text: None
 
 
 def to_measure(cells: Sequence[Cell], folder: ResultsFolder, retry_failed: bool) -> list[Cell]:
@@ -42,34 +25,52 @@ def run_matrix(
     folder: ResultsFolder,
     retry_failed: bool = False,
     progress: Progress | None = None,
+    share: Share | None = None,
 ) -> dict[Cell, str]:
     """Measure what is not finished.
+
+    Args:
+        share: the part of the matrix that ``cells`` are; the whole, where it is left out.
 
     Returns:
         The cells that have failed, now or before, and why.
     """
     told = progress or Progress()
     estimate = Estimate()
-    with folder.open(settings):
+    with folder.open(settings, cells):
         left = to_measure(cells, folder, retry_failed)
         for cell in cells:
             if folder.status(cell) == DONE:
-                estimate.add(cell, folder.record(cell)["seconds"])
-        workloads = {workload.name: workload for workload in settings.workloads}
+                record = folder.record(cell)
+                # Cells that had more or fewer servers ahead of them took another time.
+                if record.get("servers_ahead", 0) == settings.servers_ahead:
+                    estimate.add(cell, record["seconds"])
+        ended = len(cells) - len(left)
+        part = f" of share {share}" if share is not None and share.count > 1 else ""
+
+        def measured(cell: Cell, record: dict[str, Any], more: str = "") -> None:
+            nonlocal ended
+            ended += 1
+            told.done(f"[{ended}/{len(cells)}{part}] {line(cell, record)}{more}")
+
         while left:
-            cell = left.pop(0)
-            requests = settings.prompts_of(workloads[cell.workload], cell.concurrency)
-            told.cell(cell, requests)
-            record = measure_cell(settings, cell, folder, told.doing, told.ended)
-            folder.write(cell, record)
-            estimate.add(cell, record["seconds"])
-            seconds = estimate.of(left)
-            told.done(
-                f"[{len(cells) - len(left)}/{len(cells)}] {line(cell, record)}"
-                + (f"; about {duration(seconds)} left" if left and seconds is not None else "")
-            )
+            batch, left = left[: settings.servers_ahead + 1], left[settings.servers_ahead + 1 :]
+            told.cell(batch[0], settings.requests_of(batch[0].workload, batch[0].concurrency))
+            records = run_batch(settings, batch, folder, share or Share(), told, measured)
+            for cell, record in records.items():
+                estimate.add(cell, record["seconds"])
+            measured(batch[-1], records[batch[-1]], outlook(estimate, left))
         found = {cell: folder.record(cell) for cell in cells if folder.status(cell) == FAILED}
     return {cell: str(record["error"]) for cell, record in found.items()}
+
+
+def outlook(estimate: Estimate, left: Sequence[Cell]) -> str:
+    """How long what is left will take, and at what rate."""
+    seconds = estimate.of(left)
+    if not seconds:
+        return ""
+    rate = 60 * len(left) / seconds
+    return f"; about {duration(seconds)} left, at {rate:.1f} cells a minute"
 
 
 def line(cell: Cell, record: dict[str, Any]) -> str:

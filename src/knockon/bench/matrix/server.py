@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,8 +19,9 @@ import httpx
 from knockon.errors import KnockonError
 
 ENDS_BY_ITSELF, ENDS_AT_ONCE = 30.0, 5.0  # s after the first SIGTERM, and after the second
-_POLL = 0.05  # s; an answer takes the server about a millisecond
+POLL = 0.05  # s; an answer takes the server about a millisecond
 _TAIL = 40
+_LISTENING = re.compile(r"knockon\.server: listening: (http://\S+)$", re.MULTILINE)
 _CAPTURED = re.compile(r"graphs: captured .*: (\d+\.\d+) s$", re.MULTILINE)
 
 
@@ -51,14 +51,20 @@ class ServerProcess:
     Args:
         arguments: of ``knockon serve``, besides host and port.
         log: file for its output.
+
+    Attributes:
+        url: where it listens; empty until :meth:`look` has seen that.
     """
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.command = ["serve", "--host", "127.0.0.1", "--port", str(self.port), *arguments]
+        # The server takes the port itself: one that was free here might be another's by then.
+        self.url = ""
+        self.command = ["serve", "--host", "127.0.0.1", "--port", "0", *arguments]
         self._log = log
         self._began = time.perf_counter()
+        self._client = httpx.Client(timeout=10, trust_env=False)
+        self._listening: float | None = None
+        self._asked = False
         with log.open("wb") as out:
             # Its session holds the engine and its ranks too. A terminal's Ctrl-C is the matrix's.
             self.process = subprocess.Popen(
@@ -77,21 +83,32 @@ class ServerProcess:
         Raises:
             ServerFailed: it ended before, or is not ready after ``limit`` seconds.
         """
-        listening = None
-        with httpx.Client(base_url=self.url, timeout=10, trust_env=False) as client:
-            while (waited := time.perf_counter() - self._began) < limit:
-                status = self.process.poll()
-                if status is not None:
-                    raise ServerFailed(f"the server ended with exit code {status} while starting")
-                with contextlib.suppress(httpx.HTTPError):
-                    ready = client.get("/health/ready").status_code == 200
-                    waited = time.perf_counter() - self._began
-                    listening = waited if listening is None else listening
-                    if ready:
-                        captured = capture_times(self.log)
-                        return StartTimes(listening, waited, len(captured), sum(captured))
-                time.sleep(_POLL)
-        raise ServerFailed(f"the server was not ready after {limit:g} s")
+        while (start := self.look(limit)) is None:
+            time.sleep(POLL)
+        return start
+
+    def look(self, limit: float) -> StartTimes | None:
+        """How it started, once it serves; ``None`` before.
+
+        Raises:
+            ServerFailed: it has ended, or is not ready after ``limit`` seconds.
+        """
+        status = self.process.poll()
+        if status is not None:
+            raise ServerFailed(f"the server ended with exit code {status} while starting")
+        if not self.url and (found := _LISTENING.search(self.log)):
+            self.url = found[1]
+        if self.url:
+            with contextlib.suppress(httpx.HTTPError):
+                ready = self._client.get(f"{self.url}/health/ready")
+                waited = time.perf_counter() - self._began
+                self._listening = self._listening or waited
+                if ready.status_code == 200:
+                    captured = capture_times(self.log)
+                    return StartTimes(self._listening, waited, len(captured), sum(captured))
+        if time.perf_counter() - self._began >= limit:
+            raise ServerFailed(f"the server was not ready after {limit:g} s")
+        return None
 
     @property
     def log(self) -> str:
@@ -102,6 +119,12 @@ class ServerProcess:
         """The end of its log."""
         return self.log.splitlines()[-_TAIL:]
 
+    def ask_to_end(self) -> None:
+        """Tell it to end, once, and do not wait for that."""
+        if not self._asked and self.process.poll() is None:
+            self._asked = True
+            self.process.terminate()
+
     def stop(self) -> int:
         """End it: asked first, then told, then killed with whatever is left of its session.
 
@@ -109,11 +132,12 @@ class ServerProcess:
             Its exit code; 0 after an orderly end.
         """
         try:
-            for patience in (ENDS_BY_ITSELF, ENDS_AT_ONCE):
-                if self.process.poll() is None:
-                    self.process.terminate()
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        return self.process.wait(patience)
+            self.ask_to_end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(ENDS_BY_ITSELF)
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(ENDS_AT_ONCE)
         finally:
             self._kill_session()
         return self.process.wait()
@@ -129,6 +153,7 @@ class ServerProcess:
         # A GPU's memory comes back with their end, and the next server wants it.
         while session_members(self.process.pid) and time.monotonic() < until:
             time.sleep(0.01)
+        self._client.close()
         assert self.process.stdin is not None
         self.process.stdin.close()
 
@@ -150,13 +175,6 @@ class ServerProcess:
 def capture_times(log: str) -> list[float]:
     """Seconds of each capture of a CUDA graph that a log tells of."""
     return [float(found) for found in _CAPTURED.findall(log)]
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def session_members(session: int) -> list[int]:

@@ -35,6 +35,8 @@ class MatrixSettings:
         chat: through the chat template.
         ignore_eos: answers of exactly ``output_len`` tokens.
         serve_arguments: passed on to ``knockon serve``.
+        servers_ahead: started beside a cell's own and idle while it is measured; may differ between
+            runs into one folder.
         save_texts: keep the answers, not only their digests.
         start_timeout: seconds for a server to get ready.
         request_timeout: seconds for one request.
@@ -59,6 +61,7 @@ class MatrixSettings:
     chat: bool = True
     ignore_eos: bool = False
     serve_arguments: tuple[str, ...] = ()
+    servers_ahead: int = 0
     save_texts: bool = False
     start_timeout: float = 900.0
     request_timeout: float = 3600.0
@@ -77,6 +80,8 @@ class MatrixSettings:
                 raise Refused("num_prompts", concurrency, f"concurrencies: {self.concurrencies}")
             if count is not None and count < 1:
                 raise Refused("num_prompts", count, "at least 1")
+        if self.servers_ahead < 0:
+            raise Refused("servers_ahead", self.servers_ahead, "0 or more")
         if self.warmup_requests is not None and self.warmup_requests < 0:
             raise Refused("warmup_requests", self.warmup_requests, "0 or more")
         for name in ("request_rate", "start_timeout", "request_timeout"):
@@ -89,6 +94,10 @@ class MatrixSettings:
         """Requests of a cell."""
         most = self.num_prompts.get(concurrency)
         return workload.prompts if most is None else min(most, workload.prompts)
+
+    def requests_of(self, workload: str, concurrency: int) -> int:
+        """Likewise, by the workload's name."""
+        return self.prompts_of(next(w for w in self.workloads if w.name == workload), concurrency)
 
     def warmups_at(self, concurrency: int) -> int:
         """Warm-up requests of a cell."""
@@ -108,6 +117,7 @@ class MatrixSettings:
         }
         found["concurrencies"] = list(self.concurrencies)
         found["repeats"] = self.repeats
+        found["servers_ahead"] = self.servers_ahead
         return found
 
 
@@ -138,6 +148,7 @@ def merge(saved: Mapping[str, Any], asked: Mapping[str, Any], where: str) -> dic
     for name in ("methods", "concurrencies"):
         found[name] = _union(saved[name], asked[name])
     found["concurrencies"].sort()
+    found["servers_ahead"] = asked["servers_ahead"]
     found["repeats"] = max(saved["repeats"], asked["repeats"])
     return found
 

@@ -56,6 +56,12 @@ def facts(results: Results) -> list[str]:
     if dates:
         between = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         found.append(f"Measured: {between}, a fresh server for each cell, {_repeats(results)}.")
+    ahead = sorted({record.get("servers_ahead", 0) for record in results.done.values()} - {0})
+    if ahead:
+        told = " or ".join(map(str, ahead))
+        found.append(
+            f"Servers beside the one that was asked: up to {told}, all ready and idle by then."
+        )
     return [*found, *_requests(results)]
 
 

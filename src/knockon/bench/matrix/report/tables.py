@@ -128,6 +128,8 @@ def start_table(results: Results) -> Table:
         if not records:
             continue
         starts = [record["start"] for record in records]
+        # Not of a cell after which the matrix was killed.
+        stopped = [record for record in records if "stop_seconds" in record]
         row = [
             method.title,
             str(len(records)),
@@ -135,7 +137,7 @@ def start_table(results: Results) -> Table:
             f"{_mean(starts, 'ready'):.2f}",
             f"{_mean(starts, 'graphs'):.0f}",
             f"{_mean(starts, 'capture'):.2f}",
-            f"{_mean(records, 'stop_seconds'):.2f}",
+            f"{_mean(stopped, 'stop_seconds'):.2f}" if stopped else "",
             f"{_mean(records, 'seconds'):.1f}",
         ]
         rows.append([Entry(text) for text in row])
