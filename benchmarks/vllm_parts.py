@@ -1,85 +1,199 @@
-"""The pieces of vllm_h200.py: prompts, near ties, Knockon's own accept length, Qwen3-8B's sizes."""
+"""The engines of vllm_h200.py: which runs each does, and what parts of the report they give."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from knockon.bench.vllm.run import VllmRun, run_vllm
+import torch
+
+from knockon.bench.vllm.by_hand import chains_alike, rollout_by_hand
+from knockon.bench.vllm.run import VllmAnswer, VllmRun, run_together
 from knockon.models.tokenizer import load_tokenizer
 
-# One rounding of a BF16 logit between 16 and 32, twice: how far apart two sums may be rounded.
-NEAR = 0.25
+SPEED, STEP = (1, 8), (1, 8, 32)
 LAYERS, ACCEPT_LENGTH = 36, 6.878
+# Requests of the CUDA graphs; a batch between two of them is padded to the larger.
+GRAPHS = (1, 2, 4, 8, 16, 24, 32)
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Chats of one turn, as token ids."""
-
-    ids: list[list[int]]
-
-    @classmethod
-    def read(cls, file: Path, tokenizer: Path, count: int) -> Prompts:
-        """``prompt`` of every line, at most ``count``."""
-        lines = [json.loads(line) for line in file.read_text().splitlines()][:count]
-        encode = load_tokenizer(tokenizer)
-        return cls(
-            [
-                encode.apply_chat_template(
-                    [{"role": "user", "content": line["prompt"]}],
-                    add_generation_prompt=True,
-                    return_dict=True,
-                )["input_ids"]
-                for line in lines
-            ]
-        )
+def read_prompts(file: Path, tokenizer: Path, count: int) -> list[list[int]]:
+    """``prompt`` of every line, at most ``count``, as the token ids of a chat of one turn."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()][:count]
+    encode = load_tokenizer(tokenizer)
+    return [
+        encode.apply_chat_template(
+            [{"role": "user", "content": line["prompt"]}],
+            add_generation_prompt=True,
+            return_dict=True,
+        )["input_ids"]
+        for line in lines
+    ]
 
 
-def differences(
-    run: VllmRun, alone: list[list[int]], drafted: list[list[int]], work: Path
-) -> list[dict[str, Any]]:
-    """Where answers first differ, and by how much the target there prefers the one token.
+def few_graphs(run: VllmRun, most: int) -> VllmRun:
+    """``run`` with whole-step CUDA graphs of a few batch sizes, up to ``most`` requests.
 
-    The target is asked again, with the text up to there as its prompt.
+    vLLM captures up to 51 sizes, each of them twice, which takes longer than what is measured
+    here. Decoding steps replay a graph all the same, whichever drafter is there.
     """
-    gaps = []
-    for answer, (theirs, ours) in enumerate(zip(alone, drafted, strict=True)):
-        if theirs != ours:
-            pairs = enumerate(zip(theirs, ours, strict=False))
-            at = next((i for i, (a, b) in pairs if a != b), min(len(theirs), len(ours)))
-            gaps.append((answer, at))
-    if not gaps:
-        return []
-    prompts = [[*run.prompts[answer], *alone[answer][:at]] for answer, at in gaps]
-    again = run_vllm(replace(run, prompts=prompts, max_tokens=1, sampling={"logprobs": 20}), work)
-    found = []
-    for (answer, at), rows in zip(gaps, again.logprobs, strict=True):
-        pair = [t[answer][at] if at < len(t[answer]) else None for t in (alone, drafted)]
-        values = [None if token is None else rows[0].get(token) for token in pair]
-        margin = None if None in values else values[0] - values[1]
-        found.append(
-            {
-                "answer": answer,
-                "at": at,
-                "tokens": pair,
-                "margin": margin,
-                "near_tie": margin is not None and abs(margin) <= NEAR,
-            }
-        )
-    return found
+    if run.eager:
+        return run
+    tokens = run.proposals + 1 if run.draft else 1
+    sizes = [tokens * n for n in GRAPHS if n <= most]
+    options = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
+    return replace(run, engine={**run.engine, "compilation_config": options})
 
 
-def accept_length_of_knockon(gguf: Path, draft: Path, run: VllmRun) -> float:
-    """Mean accept length of Knockon's engine on the same prompts, at the same verify width.
+@dataclass
+class Bench:
+    """What the parts have in common, and the report that grows with every engine that has ended.
 
-    In a process of its own, so that its memory is given back.
+    Attributes:
+        run: of the small target: its prompts, their longest answers.
+        drafters: folders by name; ``None`` for the target alone.
     """
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(_knockon, (gguf, draft, run))
+
+    run: VllmRun
+    drafters: dict[str, Path | None]
+    parts: tuple[str, ...]
+    work: Path
+    device: str
+    gguf: Path
+    report: dict[str, Any] = field(default_factory=dict)
+    _greedy: dict[str, list[list[int]]] = field(default_factory=dict)
+
+    def engines(self) -> dict[str, Callable[[], None]]:
+        """What is to be run, by name: a process each."""
+        found: dict[str, Callable[[], None]] = {}
+        if {"agreement", "lossless"} & set(self.parts):
+            found["domino, eager"] = self.eager
+        small = {"lossless", "speed"} & set(self.parts)
+        for name in ("domino", "target", "dflash"):
+            if small and name in self.drafters and ("speed" in small or name != "dflash"):
+                found[name] = lambda name=name: self.small(name)
+        if "knockon" in self.parts:
+            found["knockon"] = self.knockon
+        if "step" in self.parts:
+            found["dflash, 8B"] = lambda: self.step("dflash")
+            found["domino, 8B"] = lambda: self.step("domino")
+        return found
+
+    def measure(self, name: str, engine: Callable[[], None]) -> None:
+        """Run one; where it fails, that is in the report and the others' results stay."""
+        start, found = time.perf_counter(), {}
+        try:
+            engine()
+        except Exception:
+            found["error"] = traceback.format_exc()
+            print(f"{name} failed\n{found['error']}", flush=True)
+        found["seconds"] = time.perf_counter() - start
+        self.report.setdefault("runs", {})[name] = found
+
+    def eager(self) -> None:
+        """Every block that the rollout is handed, and the answers."""
+        domino = self.drafters["domino"]
+        run = replace(self.run, draft=str(domino), eager=True, record=True)
+        (answer,) = run_together([run], self.work / "eager")
+        if "lossless" in self.parts:
+            self._drafted("eager", answer)
+        if "agreement" in self.parts:
+            found = self.report["agreement"] = {"accept_length": answer.accept_length}
+            for implementation in ("plain", "fused") if self.device == "cuda" else ("plain",):
+                dtype = getattr(torch, run.dtype)
+                rollout = rollout_by_hand(
+                    Path(run.target), domino, dtype, self.device, implementation=implementation
+                )
+                same, total = chains_alike(answer, rollout)
+                found[implementation] = {"same": same, "of": total}
+
+    def small(self, name: str) -> None:
+        """Greedy answers and speeds of one drafter, in CUDA graphs."""
+        draft = self.drafters[name]
+        run = few_graphs(replace(self.run, draft=None if draft is None else str(draft)), max(SPEED))
+        greedy, timed = [], []
+        if "lossless" in self.parts and name != "dflash":
+            greedy = [replace(run, compare=dict(self._greedy) if draft is None else {})]
+        if "speed" in self.parts:
+            for concurrency in SPEED:
+                prompts = run.prompts[: 4 * concurrency]
+                closed = replace(run, prompts=prompts, concurrency=concurrency, repeats=2)
+                timed.append(replace(closed, sampling={"ignore_eos": True}))
+        answers = run_together([*greedy, *timed], self.work / name)
+        for answer in answers[: len(greedy)]:
+            if draft is None:
+                self._alone(answer)
+            else:
+                self._drafted("graphs", answer)
+        for asked, answer in zip(timed, answers[len(greedy) :], strict=True):
+            self.report.setdefault("speed", []).append(_row(name, asked, answer))
+
+    def _drafted(self, name: str, answer: VllmAnswer) -> None:
+        self._greedy[name] = answer.tokens
+        lossless = self.report.setdefault("lossless", {})
+        lossless[name] = {"accept_length": answer.accept_length}
+
+    def _alone(self, answer: VllmAnswer) -> None:
+        lossless = self.report.setdefault("lossless", {})
+        lossless |= {"vllm": answer.version, "answers": len(answer.tokens)}
+        for name, gaps in answer.differences.items():
+            found = [asdict(gap) | {"near_tie": gap.near_tie} for gap in gaps]
+            lossless[name]["differences"] = found
+
+    def knockon(self) -> None:
+        """Mean accept length of Knockon's engine on the same prompts, at the same verify width.
+
+        In a process of its own, so that its memory is given back.
+        """
+        with get_context("spawn").Pool(1) as pool:
+            length = pool.apply(_knockon, (self.gguf, self.drafters["domino"], self.run))
+        self.report["knockon"] = {"accept_length": length}
+
+    def step(self, name: str) -> None:
+        """Steps at Qwen3-8B's sizes: all requests are alike, their acceptance is vLLM's to draw."""
+        folders = qwen3_8b_folders(self.work / "qwen3-8b")
+        shared = VllmRun(
+            str(folders["target"]),
+            [],
+            draft=str(folders[name]),
+            max_tokens=512,
+            max_model_len=1024,
+            repeats=2,
+            speculative={
+                "rejection_sample_method": "synthetic",
+                "synthetic_acceptance_length": ACCEPT_LENGTH,
+            },
+            engine={"load_format": "dummy", "gpu_memory_utilization": 0.6},
+            sampling={"ignore_eos": True},
+        )
+        runs = []
+        for concurrency in STEP:
+            prompts = [[100 + i, *range(1000, 1255)] for i in range(concurrency)]
+            run = replace(shared, prompts=prompts, concurrency=concurrency)
+            runs.append(few_graphs(run, max(STEP)))
+        for run, answer in zip(runs, run_together(runs, self.work / f"{name}_8b"), strict=True):
+            row = _row(name, run, answer)
+            row["whole_ms"] = 1e3 * sum(answer.seconds) * run.concurrency / answer.drafts
+            self.report.setdefault("step", []).append(row)
+
+
+def _row(name: str, run: VllmRun, answer: VllmAnswer) -> dict[str, Any]:
+    row = {
+        "drafter": name,
+        "concurrency": run.concurrency,
+        "tokens_per_second": answer.tokens_per_second,
+        "accept_length": answer.accept_length,
+        "step_ms": answer.step_ms,
+        "full_steps": len(answer.full_steps),
+    }
+    print(json.dumps(row), flush=True)
+    return row
 
 
 def _knockon(gguf: Path, draft: Path, run: VllmRun) -> float:
@@ -147,33 +261,3 @@ def qwen3_8b_folders(work: Path) -> dict[str, Path]:
         folders[name].mkdir(parents=True, exist_ok=True)
         (folders[name] / "config.json").write_text(json.dumps(config, indent=1))
     return folders
-
-
-def synthetic_step(
-    folders: dict[str, Path], name: str, concurrency: int, work: Path
-) -> dict[str, Any]:
-    """Milliseconds of a step: all requests are alike, so each step verifies one block of each."""
-    run = VllmRun(
-        str(folders["target"]),
-        [[100 + i, *range(1000, 1255)] for i in range(concurrency)],
-        draft=str(folders[name]),
-        max_tokens=512,
-        concurrency=concurrency,
-        max_model_len=1024,
-        repeats=2,
-        speculative={
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_length": ACCEPT_LENGTH,
-        },
-        engine={"load_format": "dummy", "gpu_memory_utilization": 0.6},
-        sampling={"ignore_eos": True},
-    )
-    found = run_vllm(run, work)
-    steps = found.drafts / concurrency
-    return {
-        "drafter": name,
-        "concurrency": concurrency,
-        "step_ms": 1e3 * sum(found.seconds) / steps,
-        "tokens_per_second": found.tokens_per_second,
-        "accept_length": found.accept_length,
-    }

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knockon.bench.loaded import answer
+from knockon.bench.partings import first_partings
 from knockon.engine.engine import Engine
 from knockon.engine.request import RequestOutput, TokenLogprobs
 from knockon.engine.sampling_params import SamplingParams
@@ -57,14 +58,7 @@ def first_differences(
     ours: Sequence[RequestOutput], theirs: Sequence[RequestOutput]
 ) -> list[tuple[int, int]]:
     """Answers that are not the same, and the first token where they are not."""
-    found = []
-    for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        if a.token_ids == b.token_ids:
-            continue
-        pairs = zip(a.token_ids, b.token_ids, strict=False)
-        shorter = min(len(a.token_ids), len(b.token_ids))
-        found.append((number, next((i for i, (x, y) in enumerate(pairs) if x != y), shorter)))
-    return found
+    return first_partings([a.token_ids for a in ours], [b.token_ids for b in theirs])
 
 
 def part(

@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from knockon.bench.vllm.run import VllmAnswer, VllmRun, run_vllm
-from knockon.errors import KnockonError
+from knockon.bench.vllm.run import VllmAnswer, VllmRun, run_together, run_vllm
+from knockon.errors import KnockonError, Refused
 
 
 def answer(**changed: object) -> VllmAnswer:
@@ -28,6 +28,24 @@ def test_the_bonus_token_counts_and_the_best_run_does():
 
 def test_a_target_alone_has_no_accept_length():
     assert answer(drafts=0, accepted=0).accept_length == 0.0
+
+
+def test_a_step_is_the_median_of_the_full_ones():
+    assert answer(full_steps=[0.004, 0.1, 0.006]).step_ms == 6.0
+    assert answer().step_ms == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"draft": "other"}, "draft of a run that shares an engine: found 'other', wanted None"),
+        ({"engine": {"seed": 1}}, "engine of a run that shares an engine"),
+    ],
+)
+def test_runs_that_need_different_engines_are_not_run_together(tmp_path, changed, message):
+    with pytest.raises(Refused, match=message):
+        run_together([VllmRun("target", [[1]]), VllmRun("target", [[2]], **changed)], tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(

@@ -1,8 +1,9 @@
-"""One run of vLLM's engine in a process of its own, since vLLM keeps global state.
+"""Runs of vLLM's engine in a process of its own, since vLLM keeps global state.
 
     python -m knockon.bench.vllm.run REQUEST.json ANSWER.pt
 
-:func:`run_vllm` starts it. Only this process imports vLLM.
+:func:`run_vllm` starts it. An engine takes long to start:
+:func:`run_together` lets one do several runs in turn. Only this process imports vLLM.
 """
 
 from __future__ import annotations
@@ -11,16 +12,30 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from knockon.errors import KnockonError
+from knockon.bench.vllm.ties import Answers, Difference
+from knockon.errors import KnockonError, Refused
+
+# What an engine is started with; runs that share one agree in these.
+OF_THE_ENGINE = (
+    "target",
+    "draft",
+    "proposals",
+    "max_model_len",
+    "dtype",
+    "eager",
+    "record",
+    "speculative",
+    "engine",
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +46,7 @@ class VllmRun:
         draft: a drafter's folder, or ``None`` for the target alone.
         prompts: token ids.
         proposals: ``num_speculative_tokens``.
-        concurrency: requests in flight at most.
+        concurrency: requests in flight at most; another is sent as soon as one has ended.
         eager: without CUDA graphs and compilation.
         record: keep every block that a rollout is handed, and the tokens it gives; needs ``eager``,
             since a graph's replay calls nothing.
@@ -39,6 +54,8 @@ class VllmRun:
         speculative: further fields of vLLM's ``speculative_config``.
         engine: further arguments of ``vllm.LLM``.
         sampling: further fields of ``vllm.SamplingParams``.
+        compare: other answers to the same prompts, by name. Where one first differs from this
+            run's, the engine is asked for its log-probabilities, given the text up to there.
     """
 
     target: str
@@ -55,6 +72,7 @@ class VllmRun:
     speculative: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    compare: Mapping[str, Answers] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,9 @@ class VllmAnswer:
         seconds: of each timed run. drafts, accepted: blocks verified and proposals accepted in all
             timed runs.
         blocks: ``hidden [B, L, H]``, ``bonus [B]`` and ``tokens [B, L - 1]`` of each call recorded.
+        full_steps: seconds between two steps in a row in which all requests in flight, as many as
+            may be, gained tokens: no prefill and no tail is in them.
+        differences: by the name of each of ``compare``.
     """
 
     version: str
@@ -76,6 +97,8 @@ class VllmAnswer:
     drafts: int
     accepted: int
     blocks: list[dict[str, Tensor]]
+    full_steps: list[float] = field(default_factory=list)
+    differences: dict[str, list[Difference]] = field(default_factory=dict)
 
     @property
     def accept_length(self) -> float:
@@ -86,6 +109,11 @@ class VllmAnswer:
     def tokens_per_second(self) -> float:
         """Of the best run."""
         return sum(map(len, self.tokens)) / min(self.seconds)
+
+    @property
+    def step_ms(self) -> float:
+        """Median of the full steps, in milliseconds; 0 where there was none."""
+        return 1e3 * median(self.full_steps) if self.full_steps else 0.0
 
 
 def run_vllm(
@@ -99,105 +127,42 @@ def run_vllm(
     Raises:
         KnockonError: it failed; the message ends with what it printed.
     """
+    return run_together([run], folder, environment)[0]
+
+
+def run_together(
+    runs: Sequence[VllmRun], folder: Path, environment: Mapping[str, str] | None = None
+) -> list[VllmAnswer]:
+    """:func:`run_vllm` for runs that one engine can do, in their order.
+
+    Raises:
+        Refused: two of them ask for different engines.
+    """
+    for run in runs[1:]:
+        for name in OF_THE_ENGINE:
+            theirs, first = getattr(run, name), getattr(runs[0], name)
+            if theirs != first:
+                raise Refused(f"{name} of a run that shares an engine", theirs, repr(first))
     folder.mkdir(parents=True, exist_ok=True)
     asked, answer = folder / "request.json", folder / "answer.pt"
-    asked.write_text(json.dumps(asdict(run)))
+    asked.write_text(json.dumps([asdict(run) for run in runs]))
     source = str(Path(__file__).parents[3])
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | dict(environment or {})
     command = [sys.executable, "-m", "knockon.bench.vllm.run", str(asked), str(answer)]
-    done = subprocess.run(command, capture_output=True, text=True, env=variables)
-    (folder / "log.txt").write_text(done.stdout + done.stderr)
+    log = folder / "log.txt"
+    with log.open("w") as printed:  # a file, so that it can be read where a time limit ends this
+        done = subprocess.run(command, stdout=printed, stderr=subprocess.STDOUT, env=variables)
     if done.returncode:
-        raise KnockonError(f"vLLM failed: {(done.stdout + done.stderr)[-4000:]}")
-    found: VllmAnswer = torch.load(answer, weights_only=False)
+        raise KnockonError(f"vLLM failed: {log.read_text(errors='replace')[-4000:]}")
+    found: list[VllmAnswer] = torch.load(answer, weights_only=False)
     return found
 
 
-def _answer(run: VllmRun) -> VllmAnswer:
-    blocks: list[dict[str, Tensor]] = []
-    if run.record:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process
-        _record(blocks)
-    import vllm
-
-    speculative = {
-        "method": "dflash",
-        "model": run.draft,
-        "num_speculative_tokens": run.proposals,
-        **run.speculative,
-    }
-    options: dict[str, Any] = {
-        "skip_tokenizer_init": True,
-        "max_num_seqs": run.concurrency,
-        "max_num_batched_tokens": max(2048, 2 * run.max_model_len),
-        "enable_prefix_caching": False,
-        **run.engine,
-    }
-    engine = vllm.LLM(
-        model=run.target,
-        dtype=run.dtype,
-        max_model_len=run.max_model_len,
-        enforce_eager=run.eager,
-        speculative_config=speculative if run.draft else None,
-        disable_log_stats=False,
-        **options,
-    )
-    sampling = {"temperature": 0.0, "detokenize": False, **run.sampling}
-    params = vllm.SamplingParams(max_tokens=run.max_tokens, **sampling)
-    prompts = [{"prompt_token_ids": list(prompt)} for prompt in run.prompts]
-
-    def generate() -> tuple[Any, float]:
-        start = time.perf_counter()
-        return engine.generate(prompts, params, use_tqdm=False), time.perf_counter() - start
-
-    if run.repeats:
-        generate()
-    before = _counts(engine)
-    timed = [generate() for _ in range(max(1, run.repeats))]
-    after = _counts(engine)
-    outputs = [output.outputs[0] for output in timed[-1][0]]
-    return VllmAnswer(
-        version=vllm.__version__,
-        tokens=[list(output.token_ids) for output in outputs],
-        logprobs=[
-            [{i: p.logprob for i, p in row.items()} for row in output.logprobs or ()]
-            for output in outputs
-        ],
-        seconds=[seconds for _, seconds in timed],
-        drafts=after[0] - before[0],
-        accepted=after[1] - before[1],
-        blocks=blocks,
-    )
-
-
-def _counts(engine: Any) -> tuple[int, int]:
-    found = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
-    names = ("num_drafts", "num_accepted_tokens")
-    drafts, accepted = (int(found.get(f"vllm:spec_decode_{name}", 0)) for name in names)
-    return drafts, accepted
-
-
-def _record(blocks: list[dict[str, Tensor]]) -> None:
-    """Keep what every call of a rollout takes and gives."""
-    from knockon.rollout import DominoRollout
-
-    call = DominoRollout.__call__
-
-    def recorded(
-        self: DominoRollout, hidden: Tensor, bonus: Tensor, steps: int, **options: Any
-    ) -> Tensor:
-        tokens = call(self, hidden, bonus, steps, **options)
-        kept = {"hidden": hidden, "bonus": bonus, "tokens": tokens}
-        blocks.append({name: tensor.detach().cpu().clone() for name, tensor in kept.items()})
-        return tokens
-
-    DominoRollout.__call__ = recorded  # type: ignore[assignment,method-assign]
-
-
 if __name__ == "__main__":
-    # By its importable name, so that the answer can be read by another program.
+    # By its importable name, so that the answers can be read by another program.
     from knockon.bench.vllm import run as module
+    from knockon.bench.vllm.engine import answers
 
-    request = module.VllmRun(**json.loads(Path(sys.argv[1]).read_text()))
-    torch.save(module._answer(request), sys.argv[2])
+    requests = [module.VllmRun(**asked) for asked in json.loads(Path(sys.argv[1]).read_text())]
+    torch.save(answers(requests), sys.argv[2])
