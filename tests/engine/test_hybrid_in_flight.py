@@ -112,7 +112,8 @@ def test_a_gpu_gives_the_same_with_and_without_graphs(
 ) -> None:
     model = tiny.target(TARGET)
     draft = tiny.drafter(drafter, TARGET) if drafter else None
-    plain = generate(model, None, PROMPTS, SHORT, device="cuda", kv_memory=64 << 20)
+    one_by_one = {"device": "cuda", "overlap_schedule": False, "kv_memory": 64 << 20}
+    plain = generate(model, None, PROMPTS, SHORT, **one_by_one)
     found = generate(
         model,
         draft,

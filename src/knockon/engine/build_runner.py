@@ -91,7 +91,8 @@ def build_runner(
     )
     if config.kv_memory is None and config.device == "cuda":
         workspace = measure_workspace(runner, min(chunk, longest), widths[-1])
-        free = free_for_kv(target.device, config.mem_fraction_static, workspace)
+        recurrent = 0 if states is None else states.bytes + states.held_bytes
+        free = free_for_kv(target.device, config.mem_fraction_static, workspace, recurrent)
         budget = plan(least_of(free, group, target.device))
     else:
         budget = plan(_asked_memory(sizes) // group.size)

@@ -62,7 +62,8 @@ def check(config: EngineConfig) -> EngineConfig:
             )
         if isinstance(config.verify_width, int):
             check_verify_width(config.verify_width, block_size_of(config, drafter))
-    settled = _settle_states(settle(config), config, target)
+    settled = settle(config)
+    _check_states(settled, target)
     if settled.speculative_draft_head_dtype == "fp8":
         _check_fp8_head(settled, target)
     return settled.replace(model=str(model), draft=str(draft) if draft else None)
@@ -125,23 +126,18 @@ def settle(config: EngineConfig) -> EngineConfig:
     )
 
 
-def _settle_states(settled: EngineConfig, asked: EngineConfig, target: ModelConfig) -> EngineConfig:
-    """What recurrent layers need: heads that can be dealt; steps in flight only where asked for."""
+def _check_states(config: EngineConfig, target: ModelConfig) -> None:
+    """Hold recurrent layers' heads to the ranks; say so where settings of theirs mean nothing."""
     delta = target.delta
     if delta is None:
-        if asked.max_mamba_cache_size is not None or asked.mamba_ssm_dtype != "auto":
+        if config.max_mamba_cache_size is not None or config.mamba_ssm_dtype != "auto":
             logger.warning(
                 "max_mamba_cache_size and mamba_ssm_dtype have no meaning here and are passed "
                 "over: the target has no recurrent layers"
             )
-        return settled
-    for rank in range(settled.tp_size):
-        HeadShard.deal(delta.num_value_heads, delta.num_key_heads, settled.tp_size, rank)
-    if asked.overlap_schedule:
-        return settled
-    if settled.overlap_schedule:
-        logger.info("the target has recurrent layers: steps run one after the other, not as graphs")
-    return settled.replace(overlap_schedule=False, cuda_graph=False)
+        return
+    for rank in range(config.tp_size):
+        HeadShard.deal(delta.num_value_heads, delta.num_key_heads, config.tp_size, rank)
 
 
 def sizes_of(config: EngineConfig) -> Sizes:
