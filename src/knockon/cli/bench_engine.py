@@ -164,6 +164,8 @@ def engine(
             doing=lambda text: progress.update(task, description=text),
             ended=lambda: progress.advance(task),
             done=progress.console.print,
+            # A run that is cut short leaves what it has measured.
+            so_far=lambda found: write_result(found.to_json(), as_json, None, lambda path: None),
         )
     # Into a file or a pipe, tables keep their full width.
     print_tables(report, Console(highlight=False, width=None if sys.stdout.isatty() else 160))

@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from knockon.bench.engine import assemble
+from knockon.bench.engine.report import EngineReport
 from knockon.bench.engine.run import Drafting, VariantBench, measure, requests_in
 from knockon.bench.engine.settings import settle
 from knockon.bench.engine.synthetic import SyntheticAccept, count_steps
@@ -143,7 +144,12 @@ def test_every_request_is_counted_and_every_measurement_told(model):
     )
     ended: list[None] = []
     lines: list[str] = []
-    report = measure(settings, ended=lambda: ended.append(None), done=lines.append)
+    partial: list[EngineReport] = []
+    report = measure(
+        settings, ended=lambda: ended.append(None), done=lines.append, so_far=partial.append
+    )
+    assert [len(found.to_json()["results"]) for found in partial] == [1, 2]
+    assert partial[-1] == report
     assert len(ended) == requests_in(settings) == 2 * (2 + 2 * 3)
     assert [line.split()[0] for line in lines] == ["target", "domino"]
     assert [len(found.runs) for found in report.measurements] == [2, 2]

@@ -45,6 +45,7 @@ def measure(
     doing: Callable[[str], None] = lambda text: None,
     ended: Callable[[], None] = lambda: None,
     done: Callable[[str], None] = lambda text: None,
+    so_far: Callable[[EngineReport], None] = lambda report: None,
 ) -> EngineReport:
     """Carry out a run.
 
@@ -52,6 +53,7 @@ def measure(
         doing: told what is under way.
         ended: called at the end of every request.
         done: told a line for each variant and concurrency.
+        so_far: given the report of what is measured, after every variant.
     """
     device = this_device(settings.device, SingleRank())
     doing(f"{settings.shape.name}: random weights")
@@ -62,6 +64,13 @@ def measure(
     measurements: list[Measurement] = []
     alternations: list[Alternation] = []
     facts: dict[str, VariantFacts] = {}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    here = environment()
+
+    def report() -> EngineReport:
+        found = (tuple(measurements), dict(facts), here, reference, tuple(alternations))
+        return EngineReport(settings, name, *found)
+
     for method in settings.methods:
         drafting = None if method == TARGET else Drafting(settings, method, target)
         for variant in settings.variants_of(method):
@@ -75,15 +84,12 @@ def measure(
                 alternations.append(bench.alternate(*settings.alternate))
                 done(alternation_line(alternations[-1]))
             facts[variant.label] = bench.facts()
+            so_far(report())
             del bench  # before the next is made: both would count in its peak memory
             if drafting is not None:
                 drafting.drafter.bind_kv(0)
             gc.collect()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    found_all = tuple(measurements)
-    return EngineReport(
-        settings, name, found_all, facts, environment(), reference, tuple(alternations)
-    )
+    return report()
 
 
 def progress_line(found: Measurement) -> str:
