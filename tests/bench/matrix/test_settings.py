@@ -174,12 +174,19 @@ def test_what_is_no_share_is_refused(text: str) -> None:
 def test_shares_hold_one_folder_side_by_side_and_overlapping_runs_do_not(tmp_path: Path) -> None:
     asked = settings(workloads=(SEA, LAND))
     everything, folders = cells(asked), [ResultsFolder(tmp_path) for _ in range(3)]
-    shares = [Share(index, 2).of(everything) for index in (1, 2)]
-    with folders[0].open(asked, shares[0]), folders[1].open(asked, shares[1]):
-        for overlapping in (shares[0], everything, Share(2, 3).of(everything)):
+    halves = [Share(index, 2) for index in (1, 2)]
+    shares = [half.of(everything) for half in halves]
+    with (
+        folders[0].open(asked, shares[0], halves[0]),
+        folders[1].open(asked, shares[1], halves[1]),
+    ):
+        third = Share(2, 3)
+        # The last has no cell in common, but would read addresses from another run's logs.
+        refused = ((shares[0], halves[0]), (everything, None), (third.of(everything), third))
+        for overlapping, share in (*refused, ([], halves[0])):
             with (
                 pytest.raises(Refused, match="no other run"),
-                folders[2].open(asked, overlapping),
+                folders[2].open(asked, overlapping, share),
             ):
                 pass
         for folder, share in zip(folders, shares, strict=False):

@@ -35,11 +35,18 @@ class ResultsFolder:
         part = f".share-{share.index}" if share.count > 1 else ""
         return self.path / f"server{part}{f'.{place}' if place else ''}.log"
 
+    def _log_lock(self, share: Share) -> Path:
+        """Held by the run that writes a share's logs: a server's address is read from its log."""
+        return self.path / LOCKS / self.log(share, 0).name
+
     @contextlib.contextmanager
-    def open(self, settings: MatrixSettings, cells: Sequence[Cell]) -> Iterator[None]:
+    def open(
+        self, settings: MatrixSettings, cells: Sequence[Cell], share: Share | None = None
+    ) -> Iterator[None]:
         """Hold the folder for a run that measures these cells with these settings.
 
-        Runs whose cells share no workload at a concurrency may hold it side by side.
+        Runs of different shares, which have no workload at a concurrency in common, may hold it
+        side by side.
 
         Raises:
             Refused: one that cannot be written, whose cells another run is measuring, or were
@@ -49,6 +56,7 @@ class ResultsFolder:
             try:
                 (self.path / CELLS).mkdir(parents=True, exist_ok=True)
                 (self.path / LOCKS).mkdir(exist_ok=True)
+                held.enter_context(_locked(self._log_lock(share or Share()), fcntl.LOCK_NB))
                 for group in dict.fromkeys(cell.group for cell in cells):
                     held.enter_context(_locked(self.path / LOCKS / group, fcntl.LOCK_NB))
                 with _locked(self.path / LOCKS / SETTINGS):

@@ -87,7 +87,7 @@ def measure_cell(
 
 def failure(error: KnockonError, server: ServerProcess) -> dict[str, Any]:
     """What the record of a cell that has failed tells."""
-    status = server.process.poll()
+    status = server.ended_soon()
     told = str(error)
     if status and not isinstance(error, ServerFailed):
         told += f" (the server has ended with exit code {status})"

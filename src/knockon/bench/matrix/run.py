@@ -37,7 +37,7 @@ def run_matrix(
     """
     told = progress or Progress()
     estimate = Estimate()
-    with folder.open(settings, cells):
+    with folder.open(settings, cells, share):
         left = to_measure(cells, folder, retry_failed)
         for cell in cells:
             if folder.status(cell) == DONE:

@@ -125,6 +125,12 @@ class ServerProcess:
             self._asked = True
             self.process.terminate()
 
+    def ended_soon(self) -> int | None:
+        """Its exit code where it has ended or is about to; an orphaned connection says so first."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(1.0)
+        return None
+
     def stop(self) -> int:
         """End it: asked first, then told, then killed with whatever is left of its session.
 
@@ -143,6 +149,9 @@ class ServerProcess:
         return self.process.wait()
 
     def _kill_session(self) -> None:
+        assert self.process.stdin is not None
+        if self.process.stdin.closed:  # done before; its number may be another's by now
+            return
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -154,7 +163,6 @@ class ServerProcess:
         while session_members(self.process.pid) and time.monotonic() < until:
             time.sleep(0.01)
         self._client.close()
-        assert self.process.stdin is not None
         self.process.stdin.close()
 
     def __enter__(self) -> ServerProcess:
