@@ -91,8 +91,8 @@ def build_runner(
     )
     if config.kv_memory is None and config.device == "cuda":
         workspace = measure_workspace(runner, min(chunk, longest), widths[-1])
-        recurrent = 0 if states is None else states.bytes + states.held_bytes
-        free = free_for_kv(target.device, config.mem_fraction_static, workspace, recurrent)
+        # The states of recurrent layers are allocated by now, and what is held in the workspace.
+        free = free_for_kv(target.device, config.mem_fraction_static, workspace)
         budget = plan(least_of(free, group, target.device))
     else:
         budget = plan(_asked_memory(sizes) // group.size)

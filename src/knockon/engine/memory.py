@@ -93,10 +93,8 @@ def measure_workspace(runner: PipelinedRunner, rows: int, width: int) -> int:
     return workspace
 
 
-def free_for_kv(device: torch.device, fraction: float, workspace: int, recurrent: int = 0) -> int:
+def free_for_kv(device: torch.device, fraction: float, workspace: int) -> int:
     """Bytes for KV on a GPU: weights and KV in ``fraction`` of it, the workspace beside them.
-
-    ``recurrent`` bytes, of states that are yet to be allocated, are left free in that fraction.
 
     What other processes hold counts as taken, not as this one's weights: several that start at once
     each come to their own share, whoever is first. The workspace is counted twice: prefill runs
@@ -104,7 +102,7 @@ def free_for_kv(device: torch.device, fraction: float, workspace: int, recurrent
     """
     free, total = torch.cuda.mem_get_info(device)
     static = int(total * fraction) - torch.cuda.memory_reserved(device)
-    return max(0, min(static, free - 2 * workspace - _MARGIN) - recurrent)
+    return max(0, min(static, free - 2 * workspace - _MARGIN))
 
 
 def least_of(memory: int, group: Group, device: torch.device) -> int:
