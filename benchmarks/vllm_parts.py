@@ -6,6 +6,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -151,8 +152,9 @@ class Bench:
 
         In a process of its own, so that its memory is given back.
         """
-        with get_context("spawn").Pool(1) as pool:
-            length = pool.apply(_knockon, (self.gguf, self.drafters["domino"], self.run))
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            asked = (self.gguf, self.drafters["domino"], self.run)
+            length = pool.submit(_knockon, *asked).result()
         self.report["knockon"] = {"accept_length": length}
 
     def step(self, name: str) -> None:

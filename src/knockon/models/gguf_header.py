@@ -78,7 +78,7 @@ def read_header(path: Path) -> GGUFHeader:
     found = path.stat()
     if found.st_size < 24:
         raise Refused(str(path), f"{found.st_size} bytes", "a whole GGUF file")
-    stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     metadata, tensors = _parse(path, stamp)
     # Mapped anew each time: a mapping that were kept would hold all weights read through it.
     return GGUFHeader(path, metadata, tensors, np.memmap(path, dtype=np.uint8, mode="r"))
