@@ -15,8 +15,8 @@ def train(
     stage: Annotated[
         str,
         typer.Option(
-            help="all, or one of generate, train, evaluate, export. Training that was cut short "
-            "goes on where it stood; all skips what is done."
+            help="all, or one of generate, train, evaluate, export, plot. Training that was cut "
+            "short goes on where it stood; all skips what is done."
         ),
     ] = "all",
 ) -> None:
