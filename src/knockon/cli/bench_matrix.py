@@ -139,7 +139,7 @@ def matrix(
     if importlib.util.find_spec("httpx") is None:
         raise Refused("httpx", "not installed", "pip install 'knockon[bench]'")
     from knockon.bench.acceptance.methods import Checkpoints
-    from knockon.bench.matrix.cells import Share, parse_share, plan
+    from knockon.bench.matrix.cells import WHOLE, parse_share, plan
     from knockon.bench.matrix.drafters import choose_methods
     from knockon.bench.matrix.folder import ResultsFolder
     from knockon.bench.matrix.methods import parse_methods
@@ -175,7 +175,7 @@ def matrix(
         request_timeout=request_timeout,
     )
     folder = ResultsFolder(out)
-    part = Share() if share is None else parse_share(share)
+    part = WHOLE if share is None else parse_share(share)
     cells = part.of(
         plan(settings.methods, settings.workloads, settings.concurrencies, settings.repeats)
     )

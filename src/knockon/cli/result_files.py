@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from knockon.bench.whole_file import write_whole
 from knockon.errors import Refused
 
 
@@ -40,20 +40,9 @@ def write_result(
     """
     with _refusing():
         if as_json is not None:
-            _write_whole(as_json, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+            write_whole(as_json, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
         if plot is not None:
             draw(plot)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Put a file in its place at once: a run that is ended meanwhile leaves the one before."""
-    place = path.resolve()
-    if place.exists() and not place.is_file():  # a pipe, a terminal
-        place.write_text(text)
-        return
-    beside = place.with_name(f".{place.name}.tmp")
-    beside.write_text(text)
-    os.replace(beside, place)
 
 
 @contextmanager

@@ -182,7 +182,7 @@ def test_shares_hold_one_folder_side_by_side_and_overlapping_runs_do_not(tmp_pat
     ):
         third = Share(2, 3)
         # The last has no cell in common, but would read addresses from another run's logs.
-        refused = ((shares[0], halves[0]), (everything, None), (third.of(everything), third))
+        refused = ((shares[0], halves[0]), (everything, Share()), (third.of(everything), third))
         for overlapping, share in (*refused, ([], halves[0])):
             with (
                 pytest.raises(Refused, match="no other run"),

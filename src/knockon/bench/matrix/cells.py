@@ -90,6 +90,9 @@ class Share:
         return [cell for cell in cells if part(cell) == self.index]
 
 
+WHOLE = Share()
+
+
 def parse_share(text: str) -> Share:
     """Read ``"1/2"``.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from knockon.bench.matrix.cells import Cell, Share
+from knockon.bench.matrix.cells import WHOLE, Cell, Share
 from knockon.bench.matrix.settings import MatrixSettings, merge
+from knockon.bench.whole_file import write_whole
 from knockon.errors import Refused
 
 DONE, FAILED = "done", "failed"
@@ -41,7 +41,7 @@ class ResultsFolder:
 
     @contextlib.contextmanager
     def open(
-        self, settings: MatrixSettings, cells: Sequence[Cell], share: Share | None = None
+        self, settings: MatrixSettings, cells: Sequence[Cell], share: Share = WHOLE
     ) -> Iterator[None]:
         """Hold the folder for a run that measures these cells with these settings.
 
@@ -56,7 +56,7 @@ class ResultsFolder:
             try:
                 (self.path / CELLS).mkdir(parents=True, exist_ok=True)
                 (self.path / LOCKS).mkdir(exist_ok=True)
-                held.enter_context(_locked(self._log_lock(share or Share()), fcntl.LOCK_NB))
+                held.enter_context(_locked(self._log_lock(share), fcntl.LOCK_NB))
                 for group in dict.fromkeys(cell.group for cell in cells):
                     held.enter_context(_locked(self.path / LOCKS / group, fcntl.LOCK_NB))
                 with _locked(self.path / LOCKS / SETTINGS):
@@ -135,10 +135,4 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def write_json(file: Path, data: dict[str, Any]) -> None:
     """Put a whole file in its place at once."""
-    beside = file.with_name(f".{file.name}.tmp")
-    with beside.open("w", encoding="utf-8") as out:
-        json.dump(data, out, indent=1, ensure_ascii=False)
-        out.write("\n")
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(beside, file)
+    write_whole(file, json.dumps(data, indent=1, ensure_ascii=False) + "\n")

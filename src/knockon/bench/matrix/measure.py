@@ -87,9 +87,8 @@ def measure_cell(
 
 def failure(error: KnockonError, server: ServerProcess) -> dict[str, Any]:
     """What the record of a cell that has failed tells."""
-    status = server.ended_soon()
     told = str(error)
-    if status and not isinstance(error, ServerFailed):
+    if not isinstance(error, ServerFailed) and (status := server.ended_soon()):
         told += f" (the server has ended with exit code {status})"
     return {"status": FAILED, "error": told, "log": server.last_lines()}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from knockon.bench.matrix.batch import run_batch
-from knockon.bench.matrix.cells import Cell, Share
+from knockon.bench.matrix.cells import WHOLE, Cell, Share
 from knockon.bench.matrix.estimate import Estimate, duration
 from knockon.bench.matrix.folder import DONE, FAILED, ResultsFolder
 from knockon.bench.matrix.progress import Progress
@@ -25,7 +25,7 @@ def run_matrix(
     folder: ResultsFolder,
     retry_failed: bool = False,
     progress: Progress | None = None,
-    share: Share | None = None,
+    share: Share = WHOLE,
 ) -> dict[Cell, str]:
     """Measure what is not finished.
 
@@ -46,7 +46,7 @@ def run_matrix(
                 if record.get("servers_ahead", 0) == settings.servers_ahead:
                     estimate.add(cell, record["seconds"])
         ended = len(cells) - len(left)
-        part = f" of share {share}" if share is not None and share.count > 1 else ""
+        part = f" of share {share}" if share.count > 1 else ""
 
         def measured(cell: Cell, record: dict[str, Any], more: str = "") -> None:
             nonlocal ended
@@ -56,7 +56,7 @@ def run_matrix(
         while left:
             batch, left = left[: settings.servers_ahead + 1], left[settings.servers_ahead + 1 :]
             told.cell(batch[0], settings.requests_of(batch[0].workload, batch[0].concurrency))
-            records = run_batch(settings, batch, folder, share or Share(), told, measured)
+            records = run_batch(settings, batch, folder, share, told, measured)
             for cell, record in records.items():
                 estimate.add(cell, record["seconds"])
             measured(batch[-1], records[batch[-1]], outlook(estimate, left))

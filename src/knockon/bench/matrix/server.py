@@ -126,7 +126,7 @@ class ServerProcess:
             self.process.terminate()
 
     def ended_soon(self) -> int | None:
-        """Its exit code where it has ended or is about to; an orphaned connection says so first."""
+        """Its exit code, where it ends within a second: its connections break before it is gone."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(1.0)
         return None
