@@ -5,8 +5,9 @@
 
 - agreement: eager runs record every block that the rollout is handed; a rollout made by hand from
   the checkpoints' files must give the same chains, by PyTorch and by the kernels.
-- lossless: greedy answers of Domino, eager and in CUDA graphs, against vLLM's target alone; where
-  one first differs, the target's own margin between the two tokens says how near a tie it was.
+- lossless: greedy answers of Domino in CUDA graphs (and run eagerly, where agreement is asked for
+  too) against vLLM's target alone; where one first differs, the target's own margin between the
+  two tokens says how near a tie it was.
 - knockon: the accept length of Knockon's engine on the same prompts.
 - speed: output tokens a second at concurrency 1 and 8: target, DFlash (with ``--dflash``), Domino.
 - step: Qwen3-8B's sizes, random weights, vLLM's synthetic acceptance: milliseconds of a step with
@@ -15,7 +16,7 @@
 It needs one of the vLLM versions that the plugin supports, and Knockon found beside it. An engine
 takes long to start, so each does all that the parts ask of it: four for agreement, lossless and
 speed, two for step. Parts can be run on different GPUs at a time (``CUDA_VISIBLE_DEVICES``), each
-into a folder of its own; ``--merge`` puts their results together.
+into a folder of its own, or one after the other; ``--merge`` puts their results together.
 
 The result is in ``vllm.json`` in FOLDER after every engine; one that fails is named there and the
 others go on. The exit status is 1 where one failed, or a chain or an answer is another and no near

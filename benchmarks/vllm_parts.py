@@ -73,7 +73,7 @@ class Bench:
     def engines(self) -> dict[str, Callable[[], None]]:
         """What is to be run, by name: a process each."""
         found: dict[str, Callable[[], None]] = {}
-        if {"agreement", "lossless"} & set(self.parts):
+        if "agreement" in self.parts:
             found["domino, eager"] = self.eager
         small = {"lossless", "speed"} & set(self.parts)
         for name in ("domino", "target", "dflash"):
@@ -138,7 +138,10 @@ class Bench:
     def _drafted(self, name: str, answer: VllmAnswer) -> None:
         self._greedy[name] = answer.tokens
         lossless = self.report.setdefault("lossless", {})
-        lossless[name] = {"accept_length": answer.accept_length}
+        lossless[name] = {
+            "accept_length": answer.accept_length,
+            "kept_length": answer.kept_length,
+        }
 
     def _alone(self, answer: VllmAnswer) -> None:
         lossless = self.report.setdefault("lossless", {})
@@ -191,6 +194,7 @@ def _row(name: str, run: VllmRun, answer: VllmAnswer) -> dict[str, Any]:
         "concurrency": run.concurrency,
         "tokens_per_second": answer.tokens_per_second,
         "accept_length": answer.accept_length,
+        "kept_length": answer.kept_length,
         "step_ms": answer.step_ms,
         "full_steps": len(answer.full_steps),
     }

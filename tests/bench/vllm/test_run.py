@@ -28,6 +28,14 @@ def test_the_bonus_token_counts_and_the_best_run_does():
 
 def test_a_target_alone_has_no_accept_length():
     assert answer(drafts=0, accepted=0).accept_length == 0.0
+    assert answer(drafts=0, accepted=0).kept_length == 0.0
+
+
+def test_what_a_prompt_gave_and_what_was_accepted_past_the_end_is_not_kept():
+    once = answer(tokens=[[1, 2, 3, 4, 5], [6, 7, 8]], drafts=2, accepted=6, seconds=[1.0])
+    assert (once.accept_length, once.kept_length) == (4.0, 3.0)
+    # Both passes are in the count of verifications, one pass's tokens are here.
+    assert answer(tokens=[[1, 2, 3], []], drafts=2, accepted=6).kept_length == 2.0
 
 
 def test_a_step_is_the_median_of_the_full_ones():

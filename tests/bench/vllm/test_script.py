@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from knockon.bench.vllm.run import VllmRun
-from knockon.bench.vllm.summary import failures
+from knockon.bench.vllm.summary import failures, merged
 from tests.bench.vllm.test_run import answer
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -41,6 +41,13 @@ def asked(parts, monkeypatch) -> list[list[VllmRun]]:
     return kept
 
 
+@pytest.fixture
+def by_hand(parts, monkeypatch) -> None:
+    """No checkpoint is read: three chains, all of them alike."""
+    monkeypatch.setattr(parts, "rollout_by_hand", lambda *args, **options: None)
+    monkeypatch.setattr(parts, "chains_alike", lambda answer, rollout: (3, 3))
+
+
 def bench(parts: ModuleType, tmp_path: Path, chosen: tuple[str, ...], **changed: Any) -> Any:
     drafters = {"domino": Path("domino"), "target": None, "dflash": Path("dflash")} | changed
     run = VllmRun("target", [[1]] * 40, concurrency=8)
@@ -55,6 +62,22 @@ def measure(found: Any) -> dict[str, Any]:
 
 def test_lossless_and_speed_share_an_engine_a_drafter(parts, asked, tmp_path):
     report = measure(bench(parts, tmp_path, ("lossless", "speed")))
+    assert list(report["runs"]) == ["domino", "target", "dflash"]
+    assert [len(runs) for runs in asked] == [3, 3, 2]
+    assert set(asked[1][0].compare) == {"graphs"}
+    assert set(report["lossless"]) == {"graphs", "vllm", "answers"}
+
+
+def test_agreement_alone_runs_nothing_but_eager(parts, asked, tmp_path, by_hand):
+    report = measure(bench(parts, tmp_path, ("agreement",)))
+    assert list(report["runs"]) == ["domino, eager"]
+    assert asked[0][0].record and asked[0][0].eager
+    assert report["agreement"]["plain"] == {"same": 3, "of": 3}
+    assert "lossless" not in report
+
+
+def test_with_agreement_the_eager_answers_are_compared_too(parts, asked, tmp_path, by_hand):
+    report = measure(bench(parts, tmp_path, ("agreement", "lossless", "speed")))
     assert list(report["runs"]) == ["domino, eager", "domino", "target", "dflash"]
     assert [len(runs) for runs in asked] == [1, 3, 3, 2]
     assert asked[0][0].record and asked[0][0].eager
@@ -65,6 +88,23 @@ def test_lossless_and_speed_share_an_engine_a_drafter(parts, asked, tmp_path):
         (name, c) for name in ("domino", "target", "dflash") for c in (1, 8)
     }
     assert report["speed"][0]["step_ms"] == 4.0
+    # 32 answers (in lossless 40) of one token beside the prompt's, twice, in 10 verifications.
+    assert report["speed"][1]["kept_length"] == 32 * 2 / 10
+    assert {report["lossless"][name]["kept_length"] for name in ("eager", "graphs")} == {8.0}
+
+
+@pytest.mark.parametrize("split", range(16))
+def test_any_parts_may_be_run_apart_from_the_others(
+    parts, asked, tmp_path, by_hand, monkeypatch, split
+):
+    monkeypatch.setattr(parts.Bench, "knockon", lambda self: None)
+    all_parts = ("agreement", "lossless", "knockon", "speed", "step")
+    ours = tuple(part for bit, part in enumerate(all_parts) if split >> bit & 1)
+    theirs = tuple(part for part in all_parts if part not in ours)
+    reports = [measure(bench(parts, tmp_path, chosen)) for chosen in (ours, theirs)]
+    whole = merged(reports)
+    assert {"agreement", "lossless", "speed", "step"} <= set(whole)
+    assert len(whole["runs"]) == sum(len(report.get("runs", ())) for report in reports)
 
 
 def test_a_step_engine_does_all_concurrencies_with_the_same_graphs(parts, asked, tmp_path):

@@ -92,10 +92,54 @@ def test_reports_of_two_gpus_become_one():
     assert apart == pytest.approx({"eager": 0.1 / 3, "graphs": 0.01})
 
 
-@pytest.mark.parametrize("second", [{"speed": []}, {"runs": {"target": {"seconds": 1.0}}}])
+def test_an_engine_that_several_reports_started_is_numbered():
+    again = {"runs": {"target": {"seconds": 1.0}}}
+    whole = merged([ONE, again, again])
+    assert list(whole["runs"]) == ["domino", "target", "target (2)", "target (3)"]
+    assert [run["seconds"] for run in whole["runs"].values()] == [30.0, 20.0, 1.0, 1.0]
+    # Merged reports can be merged again.
+    assert list(merged([again, {"runs": {"target (2)": {}}}])["runs"]) == ["target", "target (2)"]
+    runs = {"runs": whole["runs"]}
+    assert list(merged([runs, runs])["runs"])[-1] == "target (6)"
+
+
+def test_notes_of_all_reports_stay_and_are_shown():
+    whole = merged([ONE | {"note": "Two runs."}, TWO, {"note": "Another host."}])
+    assert whole["note"] == "Two runs. Another host."
+    assert summary(whole).splitlines()[0] == "Two runs. Another host."
+
+
+@pytest.mark.parametrize(
+    "second", [{"speed": []}, {"lossless": {"answers": 4, "graphs": {"accept_length": 3.0}}}]
+)
 def test_the_same_part_twice_is_refused(second):
     with pytest.raises(Refused, match="each in one report only"):
         merged([ONE, second])
+
+
+def test_eager_answers_and_those_in_graphs_may_come_from_different_reports():
+    eager, graphs = ({"accept_length": length, "differences": []} for length in (3.1, 3.0))
+    same = {"vllm": "0.25.1", "answers": 4}
+    reports = [{"lossless": same | {"eager": eager}}, {"lossless": same | {"graphs": graphs}}]
+    assert merged(reports)["lossless"] == same | {"eager": eager, "graphs": graphs}
+    assert "graphs" not in reports[0]["lossless"]
+
+
+@pytest.mark.parametrize(("name", "other"), [("vllm", "0.32.0"), ("answers", 8)])
+def test_answers_of_another_vllm_or_number_are_not_put_together(name, other):
+    same = {"vllm": "0.25.1", "answers": 4}
+    with pytest.raises(Refused, match=rf"lossless\.{name}: found '?{other}'?, wanted {same[name]}"):
+        merged([{"lossless": same}, {"lossless": same | {name: other}}])
+
+
+def test_accept_lengths_are_compared_by_what_the_answers_kept():
+    kept = {"accept_length": 3.1, "kept_length": 3.03, "differences": []}
+    lossless = {"answers": 4, "eager": {"accept_length": 3.15}, "graphs": kept}
+    report = {"lossless": lossless, "knockon": {"accept_length": 3.0}}
+    assert accept_lengths_apart(report) == pytest.approx({"eager": 0.05, "graphs": 0.01})
+    text = summary(report)
+    assert "0 others near ties; accept length 3.100, 3.030 kept\n" in text
+    assert "accept length 3.000, eager +5.00 % by vLLM's count, graphs +1.00 %\n" in text
 
 
 def test_a_sound_report_has_no_failure_and_every_number():
@@ -105,7 +149,7 @@ def test_a_sound_report_has_no_failure_and_every_number():
         "chains as by hand, plain: 9 of 9",
         "eager: 4 of 4 answers the target's, 0 of 0 others near ties; accept length 3.100",
         "graphs: 3 of 4 answers the target's, 1 of 1 others near ties; accept length 3.030",
-        "eager +3.33 %, graphs +1.00 %",
+        "eager +3.33 % by vLLM's count, graphs +1.00 % by vLLM's count",
         "accept length 1.500, the one over the other 0.960: missed",
         "Domino - DFlash at 1: +0.250 ms: reached",
         "Domino - DFlash at 8: +1.500 ms\n",

@@ -106,6 +106,17 @@ class VllmAnswer:
         return 1 + self.accepted / self.drafts if self.drafts else 0.0
 
     @property
+    def kept_length(self) -> float:
+        """Tokens of the answers per verification; 0 without a drafter.
+
+        An answer's first token comes from its prompt's step and does not count. Knockon's engine
+        counts so; vLLM's accept length also counts what it accepted past an answer's end. All timed
+        runs are taken to have given as many tokens as the last.
+        """
+        kept = sum(len(tokens) - 1 for tokens in self.tokens if tokens)
+        return kept * len(self.seconds) / self.drafts if self.drafts else 0.0
+
+    @property
     def tokens_per_second(self) -> float:
         """Of the best run."""
         return sum(map(len, self.tokens)) / min(self.seconds)

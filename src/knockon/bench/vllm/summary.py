@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any
 
 from knockon.errors import Refused
 
+# How answers were made; the parts of ``lossless``.
+ANSWERS = ("eager", "graphs")
 # Domino's tokens a second over DFlash's may fall this far short of their accept lengths' ratio.
 SHORT_OF_ACCEPT_LENGTHS = 0.03
 # vLLM's accept length may be this far from that of Knockon's engine.
@@ -18,24 +21,47 @@ STEP_BEYOND = {1: 0.3, 32: 0.5}
 def merged(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One report out of those of runs with different parts.
 
+    An engine that several of them started is in ``runs`` as ``domino``, ``domino (2)`` and so on.
+    ``environment`` is the first one's; notes are put after one another.
+
     Raises:
-        Refused: two of them have the same part.
+        Refused: two of them have the same part (of ``lossless``: the same kind of answers, or
+            another vLLM or number of answers).
     """
     whole: dict[str, Any] = {"runs": {}}
     for report in reports:
         for name, value in report.items():
             if name == "runs":
-                double = set(value) & set(whole["runs"])
-                if double:
-                    raise Refused("runs", sorted(double), "each in one report only")
-                whole["runs"].update(value)
+                for run, found in value.items():
+                    whole["runs"][_free(run, whole["runs"])] = found
             elif name in ("environment", "prompts"):
                 whole.setdefault(name, value)
+            elif name == "note":
+                whole[name] = " ".join(filter(None, [whole.get(name), value]))
+            elif name == "lossless":
+                whole[name] = _lossless(whole.get(name, {}), value)
             elif name in whole:
                 raise Refused("part", name, "each in one report only")
             else:
                 whole[name] = value
     return whole
+
+
+def _lossless(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Eager answers of one report and those in graphs of another, of the same vLLM."""
+    for name in first.keys() & second.keys():
+        if name in ANSWERS:
+            raise Refused("part", f"lossless.{name}", "each in one report only")
+        if first[name] != second[name]:
+            raise Refused(f"lossless.{name}", second[name], f"{first[name]}, as in the other")
+    return {**first, **second}
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    """``name``, or with the first number from 2 on that nobody has."""
+    name = name.partition(" (")[0]
+    numbered = (f"{name} ({number})" for number in count(2))
+    return next(free for free in chain([name], numbered) if free not in taken)
 
 
 def by_drafter(rows: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Mapping[str, Any]]]:
@@ -80,10 +106,18 @@ def step_differences(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def accept_lengths_apart(report: Mapping[str, Any]) -> dict[str, float]:
-    """By how much of Knockon's accept length vLLM's is longer (negative: shorter)."""
+    """By how much of Knockon's accept length vLLM's is longer (negative: shorter).
+
+    Both count the tokens of answers only, where the report has that of vLLM; without it, vLLM's
+    counts what was accepted past their ends, too.
+    """
     ours = report.get("knockon", {}).get("accept_length")
     theirs = report.get("lossless", {})
-    lengths = {n: theirs[n]["accept_length"] for n in ("eager", "graphs") if n in theirs}
+    lengths = {
+        name: theirs[name].get("kept_length", theirs[name]["accept_length"])
+        for name in ANSWERS
+        if name in theirs
+    }
     return {name: length / ours - 1 for name, length in lengths.items()} if ours else {}
 
 
@@ -97,7 +131,7 @@ def failures(report: Mapping[str, Any]) -> list[str]:
     for name, counts in report.get("agreement", {}).items():
         if isinstance(counts, dict) and counts["same"] < counts["of"]:
             found.append(f"{counts['of'] - counts['same']} chains of {name} differ from by hand")
-    for name in ("eager", "graphs"):
+    for name in ANSWERS:
         for gap in report.get("lossless", {}).get(name, {}).get("differences", ()):
             if not gap["near_tie"]:
                 found.append(f"{name}: answer {gap['answer']} differs at {gap['at']}, no near tie")
@@ -111,13 +145,15 @@ def summary(report: Mapping[str, Any]) -> str:
 
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
+    if "note" in report:
+        yield report["note"]
     for name, run in report.get("runs", {}).items():
         yield f"{name:<18}{run['seconds']:8.1f} s{'  FAILED' if run.get('error') else ''}"
     for name, counts in report.get("agreement", {}).items():
         if isinstance(counts, dict):
             yield f"chains as by hand, {name}: {counts['same']} of {counts['of']}"
     lossless = report.get("lossless", {})
-    for name in ("eager", "graphs"):
+    for name in ANSWERS:
         if name in lossless:
             gaps = lossless[name].get("differences")
             same = "target not run"
@@ -125,10 +161,17 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
                 ties = sum(gap["near_tie"] for gap in gaps)
                 same = f"{lossless['answers'] - len(gaps)} of {lossless['answers']} answers the "
                 same += f"target's, {ties} of {len(gaps)} others near ties"
-            yield f"{name}: {same}; accept length {lossless[name]['accept_length']:.3f}"
+            accept = f"accept length {lossless[name]['accept_length']:.3f}"
+            if "kept_length" in lossless[name]:
+                accept += f", {lossless[name]['kept_length']:.3f} kept"
+            yield f"{name}: {same}; {accept}"
     if "knockon" in report:
         apart = accept_lengths_apart(report).items()
-        beside = "".join(f", {name} {100 * gap:+.2f} %" for name, gap in apart)
+        beside = "".join(
+            f", {name} {100 * gap:+.2f} %"
+            + ("" if "kept_length" in lossless[name] else " by vLLM's count")
+            for name, gap in apart
+        )
         yield f"Knockon's engine: accept length {report['knockon']['accept_length']:.3f}{beside}"
     for concurrency, row in by_drafter(report.get("speed", ())).items():
         for name, found in row.items():
