@@ -51,17 +51,18 @@ async def model(name: str, request: Request) -> dict[str, Any]:
 @router.post("/completions", response_model=None)
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue text as it stands."""
-    return await _generate(body, _state(request))
+    return await _generate(body, request)
 
 
 @router.post("/chat/completions", response_model=None)
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answer a conversation."""
-    return await _generate(body, _state(request))
+    return await _generate(body, request)
 
 
-async def _generate(body: ChatBody | CompletionBody, state: ServerState) -> Response:
+async def _generate(body: ChatBody | CompletionBody, request: Request) -> Response:
     arrival = time.perf_counter()
+    state, size = _state(request), len(await request.body())  # read before, to make `body` of it
     capacity, encoder = state.serving()
     state.check_model(body.model)
     refuse_unsupported(body)
@@ -71,9 +72,9 @@ async def _generate(body: ChatBody | CompletionBody, state: ServerState) -> Resp
     state.waiting_to_encode += expected
     try:
         if isinstance(body, ChatBody):
-            prompts = [await encoder.chat(body)]
+            prompts = [await encoder.chat(body, size)]
         else:
-            prompts = await encoder.completion(body, capacity.vocab_size)
+            prompts = await encoder.completion(body, capacity.vocab_size, size)
     finally:
         state.waiting_to_encode -= expected
     longest = max(len(prompt) for prompt in prompts)
