@@ -35,7 +35,7 @@ OUTSIDE: dict[str, set[str]] = {
 THIRD_PARTY = {
     *("torch", "triton", "transformers", "safetensors", "gguf", "huggingface_hub", "numpy"),
     *("fastapi", "uvicorn", "zmq", "msgspec", "prometheus_client", "typer", "rich"),
-    *("httpx", "matplotlib", "scipy", "vllm", "flashinfer", "fla"),
+    *("aiohttp", "matplotlib", "scipy", "vllm", "flashinfer", "fla"),
 }
 
 

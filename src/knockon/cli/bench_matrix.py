@@ -136,8 +136,8 @@ def matrix(
 
     Tables and plots: `knockon bench report`.
     """
-    if importlib.util.find_spec("httpx") is None:
-        raise Refused("httpx", "not installed", "pip install 'knockon[bench]'")
+    if importlib.util.find_spec("aiohttp") is None:
+        raise Refused("aiohttp", "not installed", "pip install 'knockon[bench]'")
     from knockon.bench.acceptance.methods import Checkpoints
     from knockon.bench.matrix.cells import WHOLE, parse_share, plan
     from knockon.bench.matrix.drafters import choose_methods

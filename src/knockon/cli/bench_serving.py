@@ -82,9 +82,9 @@ def serving(
     step into one; TPOT counts tokens.
     """
     try:
-        import httpx  # noqa: F401
+        import aiohttp  # noqa: F401
     except ImportError:
-        raise Refused("httpx", "not installed", "pip install 'knockon[bench]'") from None
+        raise Refused("aiohttp", "not installed", "pip install 'knockon[bench]'") from None
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -11,10 +11,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
-
-import httpx
 
 from knockon.errors import KnockonError
 
@@ -62,7 +61,6 @@ class ServerProcess:
         self.command = ["serve", "--host", "127.0.0.1", "--port", "0", *arguments]
         self._log = log
         self._began = time.perf_counter()
-        self._client = httpx.Client(timeout=10, trust_env=False)
         self._listening: float | None = None
         self._asked = False
         with log.open("wb") as out:
@@ -99,15 +97,23 @@ class ServerProcess:
         if not self.url and (found := _LISTENING.search(self.log)):
             self.url = found[1]
         if self.url:
-            with contextlib.suppress(httpx.HTTPError):
-                ready = self._client.get(f"{self.url}/health/ready")
+            answer = self._ready_status()
+            if answer is not None:
                 waited = time.perf_counter() - self._began
                 self._listening = self._listening or waited
-                if ready.status_code == 200:
+                if answer == 200:
                     captured = capture_times(self.log)
                     return StartTimes(self._listening, waited, len(captured), sum(captured))
         if time.perf_counter() - self._began >= limit:
             raise ServerFailed(f"the server was not ready after {limit:g} s")
+        return None
+
+    def _ready_status(self) -> int | None:
+        """What ``/health/ready`` answers, if anything does."""
+        connection = HTTPConnection(self.url.removeprefix("http://"), timeout=10)
+        with contextlib.closing(connection), contextlib.suppress(OSError, HTTPException):
+            connection.request("GET", "/health/ready")
+            return connection.getresponse().status
         return None
 
     @property
@@ -162,7 +168,6 @@ class ServerProcess:
         # A GPU's memory comes back with their end, and the next server wants it.
         while session_members(self.process.pid) and time.monotonic() < until:
             time.sleep(0.01)
-        self._client.close()
         self.process.stdin.close()
 
     def __enter__(self) -> ServerProcess:

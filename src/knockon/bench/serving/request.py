@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
+import msgspec
 
 from knockon.bench.serving.dataset import BenchPrompt
 from knockon.bench.serving.settings import ServingSettings
 
 KEY_WANTED = "HTTP 401: the server asks for a key, the right one (--api-key or OPENAI_API_KEY)"
+
+_JSON = {"Content-Type": "application/json"}
+_decode = msgspec.json.Decoder().decode
 
 
 @dataclass
@@ -69,43 +72,44 @@ def body_of(
 
 
 async def send(
-    client: httpx.AsyncClient, name: str, path: str, body: dict[str, Any], began: float
+    client: aiohttp.ClientSession, name: str, url: str, body: dict[str, Any], began: float
 ) -> Timed:
     """Send a request and follow its stream; failures are part of the result.
 
     Args:
         began: ``time.perf_counter()`` at the start of the run.
     """
+    content = msgspec.json.encode(body)
     sent = time.perf_counter()
     timed = Timed(name, started=sent - began)
     try:
-        async with client.stream("POST", path, json=body) as answer:
-            if answer.status_code == 401:
+        async with client.post(url, data=content, headers=_JSON) as answer:
+            if answer.status == 401:
                 timed.error = KEY_WANTED
                 return timed
-            if answer.status_code != 200:
-                text = (await answer.aread()).decode(errors="replace")
-                timed.error = f"HTTP {answer.status_code}: {text[:300]}"
+            if answer.status != 200:
+                text = (await answer.read()).decode(errors="replace")
+                timed.error = f"HTTP {answer.status}: {text[:300]}"
                 return timed
             await _follow(answer, timed, sent)
-    except httpx.HTTPError as error:
+    except (aiohttp.ClientError, TimeoutError) as error:
         timed.error = f"{type(error).__name__}: {error}"
     if not timed.error and not timed.ttft:
         timed.error = "the stream had no text"
     return timed
 
 
-async def _follow(answer: httpx.Response, timed: Timed, sent: float) -> None:
+async def _follow(answer: aiohttp.ClientResponse, timed: Timed, sent: float) -> None:
     pieces: list[str] = []
     last, left, events = 0.0, b"", 0
-    async for part in answer.aiter_raw():
+    async for part in answer.content.iter_any():
         now = time.perf_counter() - sent
         *lines, left = (left + part).split(b"\n")
         for line in lines:
             data = line.removeprefix(b"data:").strip()
             if not line.startswith(b"data:") or not data.startswith(b"{"):
                 continue
-            found = json.loads(data)
+            found = _decode(data)
             if "error" in found:
                 timed.error = str(found["error"])[:300]
                 return

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import httpx
+import aiohttp
 
 from knockon.bench.serving.dataset import BenchPrompt, draw, read_dataset
 from knockon.bench.serving.request import KEY_WANTED, Timed, body_of, send
@@ -79,24 +79,25 @@ async def _measure(
     headers = {"Accept-Encoding": "identity"}
     if settings.api_key:
         headers["Authorization"] = f"Bearer {settings.api_key}"
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(
-        base_url=settings.root, headers=headers, timeout=settings.timeout, limits=limits
+    async with aiohttp.ClientSession(
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=settings.timeout),
+        connector=aiohttp.TCPConnector(limit=0),
     ) as client:
-        model = settings.model or await _ask_model(client)
+        model = settings.model or await _ask_model(client, settings.root)
         await _warm_up(client, settings, model, prompts[0], doing)
         doing("measuring")
         began = time.perf_counter()
         results = await _load(client, settings, model, prompts, began, ended)
         duration = time.perf_counter() - began
-        server = await _ask_server(client)
+        server = await _ask_server(client, settings.root)
     if all(each.error for each in results):
         raise BenchFailed(f"no request of {len(results)} succeeded: {results[0].error}")
     return ServingReport(settings, model, summarise(results, duration), results, server)
 
 
 async def _load(
-    client: httpx.AsyncClient,
+    client: aiohttp.ClientSession,
     settings: ServingSettings,
     model: str,
     prompts: list[BenchPrompt],
@@ -110,7 +111,7 @@ async def _load(
         async with places:
             output_len = settings.output_len or prompt.output_len or 1
             path, body = body_of(prompt, settings, model, output_len)
-            timed = await send(client, prompt.name, path, body, began)
+            timed = await send(client, prompt.name, settings.root + path, body, began)
         ended()
         return timed
 
@@ -123,7 +124,7 @@ async def _load(
 
 
 async def _warm_up(
-    client: httpx.AsyncClient,
+    client: aiohttp.ClientSession,
     settings: ServingSettings,
     model: str,
     prompt: BenchPrompt,
@@ -133,47 +134,47 @@ async def _warm_up(
         doing("warming up")
         length = min(settings.output_len or prompt.output_len or WARMUP_TOKENS, WARMUP_TOKENS)
         path, body = body_of(prompt, settings, model, length)
+        url = settings.root + path
         places = asyncio.Semaphore(settings.max_concurrency or settings.warmup_requests)
 
         async def one() -> Timed:
             async with places:
-                return await send(client, "warm-up", path, body, time.perf_counter())
+                return await send(client, "warm-up", url, body, time.perf_counter())
 
         for timed in await asyncio.gather(*(one() for _ in range(settings.warmup_requests))):
             if timed.error:
                 raise BenchFailed(f"a warm-up request failed: {timed.error}")
     if settings.flush_cache:
         try:
-            answer = await client.post("/flush_cache")
-        except httpx.HTTPError as error:
+            async with client.post(settings.root + "/flush_cache") as answer:
+                status = answer.status
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise BenchFailed(f"/flush_cache: {error}") from None
-        if answer.status_code != 200:
-            raise Refused("flush_cache", answer.status_code, "a server with POST /flush_cache")
+        if status != 200:
+            raise Refused("flush_cache", status, "a server with POST /flush_cache")
 
 
-async def _ask_model(client: httpx.AsyncClient) -> str:
+async def _ask_model(client: aiohttp.ClientSession, root: str) -> str:
     try:
-        answer = await client.get("/v1/models")
-        if answer.status_code == 401:
-            raise BenchFailed(f"{client.base_url}: {KEY_WANTED}")
-        answer.raise_for_status()
-        name: str = answer.json()["data"][0]["id"]
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise BenchFailed(
-            f"{client.base_url} tells no model at /v1/models: {_one_line(error)}"
-        ) from None
+        async with client.get(root + "/v1/models") as answer:
+            if answer.status == 401:
+                raise BenchFailed(f"{root}: {KEY_WANTED}")
+            answer.raise_for_status()
+            name: str = (await answer.json(content_type=None))["data"][0]["id"]
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+        raise BenchFailed(f"{root} tells no model at /v1/models: {_one_line(error)}") from None
     return name
 
 
 def _one_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
-async def _ask_server(client: httpx.AsyncClient) -> dict[str, Any] | None:
+async def _ask_server(client: aiohttp.ClientSession, root: str) -> dict[str, Any] | None:
     """What the server says of itself, where it says so."""
     try:
-        answer = await client.get("/server_info")
-        found = answer.json() if answer.status_code == 200 else None
-    except (httpx.HTTPError, ValueError):
+        async with client.get(root + "/server_info") as answer:
+            found = await answer.json(content_type=None) if answer.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, ValueError):
         return None
     return found if isinstance(found, dict) else None
