@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OUTSIDE: dict[str, set[str]] = {
     "parallel": {"torch"},
     "rollout": {"torch", "triton"},
-    "layers": {"torch", "triton"},
+    "layers": {"torch", "triton", "fla"},  # fla where it is installed and asked for
 }
 THIRD_PARTY = {
     *("torch", "triton", "transformers", "safetensors", "gguf", "huggingface_hub", "numpy"),

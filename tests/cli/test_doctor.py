@@ -24,7 +24,7 @@ def test_json_holds_versions_machine_choices_and_models(monkeypatch, tmp_path):
     assert report["machine"]["cores"] >= 1
     assert report["machine"]["torch_threads"] == torch.get_num_threads()
     assert report["cache"] == str(tmp_path)
-    for name in ("device", "dtype", "attention", "distributed"):
+    for name in ("device", "dtype", "attention", "linear_attention", "distributed"):
         assert report["used"][name]["value"] and report["used"][name]["why"]
     models = {model["name"]: model for model in report["models"]}
     assert models["smollm2-135m"]["path"] is None

@@ -63,6 +63,9 @@ def test_the_published_launch_line_is_taken_as_written(served: list[ServerSettin
         if flag in FOREIGN:
             assert f"note: {flag} " in done.stderr
     assert "--attention-backend flashinfer" in done.stderr
+    note = "note: --linear-attn-backend triton is not one of auto, torch, fla: using auto"
+    assert note in done.stderr
+    assert engine["linear_attn_backend"] == "auto"
 
 
 def test_flags_reach_their_settings(served: list[ServerSettings]) -> None:
@@ -71,7 +74,7 @@ def test_flags_reach_their_settings(served: list[ServerSettings]) -> None:
         *("--served-model-name", "it", "--context-length", "99", "--disable-radix-cache"),
         *("--speculative-num-draft-tokens", "auto", "--speculative-draft-model-path", "d"),
         *("--log-level", "warning", "--chat-template", "{{ messages }}"),
-        *("--cuda-graph-max-bs", "8"),
+        *("--cuda-graph-max-bs", "8", "--linear-attn-backend", "fla"),
     )
     assert done.exit_code == 0, done.output
     settings = served[0]
@@ -82,6 +85,7 @@ def test_flags_reach_their_settings(served: list[ServerSettings]) -> None:
     assert settings.engine["prefix_cache"] is False
     assert settings.engine["verify_width"] == "auto"
     assert settings.engine["cuda_graph_max_bs"] == 8
+    assert settings.engine["linear_attn_backend"] == "fla"
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,7 @@ def test_flags_reach_their_settings(served: list[ServerSettings]) -> None:
         ["stray"],
         ["--speculative-algorithm", "EAGLE"],
         ["--speculative-algorithm", "DFLASH"],
+        ["--linear-attn-backend", "mamba"],
         ["--log-level", "loud"],
         ["--port", "70000"],
     ],

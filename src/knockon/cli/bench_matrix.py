@@ -291,4 +291,4 @@ def check_serve_arguments(arguments: list[str]) -> None:
     except usage_error as error:
         wanted = f"what `knockon serve` takes: {error.format_message()}"
         raise Refused("serve arguments", " ".join(arguments), wanted) from None
-    answer_foreign_flags(found.args, "auto")
+    answer_foreign_flags(found.args)

@@ -27,6 +27,7 @@ def chat(
     pool_size: options.PoolSize = 2048,
     exchange: options.Exchange = "auto",
     draft_head_dtype: options.DraftHeadDtype = "auto",
+    linear_attn_backend: options.LinearAttention = "auto",
     max_model_len: options.MaxModelLen = None,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = 0.0,
@@ -62,6 +63,7 @@ def chat(
         max_model_len,
         speculative_algorithm=algorithm,
         speculative_num_steps=num_steps,
+        linear_attn_backend=linear_attn_backend,
     ) as llm:
         if terminal:
             print(f"{model}" + (f" with {draft}" if draft else "") + f". {_HELP}")

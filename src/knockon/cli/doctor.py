@@ -12,7 +12,16 @@ import typer
 
 from knockon import __version__
 
-_PACKAGES = ("torch", "triton", "transformers", "safetensors", "gguf", "huggingface-hub", "numpy")
+_PACKAGES = (
+    "torch",
+    "triton",
+    "fla-core",
+    "transformers",
+    "safetensors",
+    "gguf",
+    "huggingface-hub",
+    "numpy",
+)
 
 
 def doctor(
@@ -32,10 +41,12 @@ def examine() -> dict[str, Any]:
     from knockon.models import catalog
 
     machine = hardware.detect()
+    dtype = defaults.choose_dtype(machine)
     choices = {
         "device": defaults.choose_device(machine),
-        "dtype": defaults.choose_dtype(machine),
+        "dtype": dtype,
         "attention": defaults.choose_attention(machine),
+        "linear_attention": defaults.choose_linear_attention(machine, dtype.value),
         "steps": defaults.choose_steps(machine),
         "rollout": defaults.choose_rollout(machine),
         "draft_head": defaults.choose_draft_head(machine),

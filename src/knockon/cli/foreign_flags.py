@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from knockon.errors import Refused
 
@@ -11,7 +12,6 @@ FOREIGN = {
     "--cuda-graph-backend-prefill": (
         "short prefills run as graphs where steps do; --disable-cuda-graph switches both off"
     ),
-    "--linear-attn-backend": "recurrent layers have one implementation, the engine's own",
     "--mamba-radix-cache-strategy": (
         "states of recurrent layers are kept at page boundaries, the nearest to extra_buffer; "
         "--max-mamba-cache-size says how many, --disable-radix-cache keeps none"
@@ -26,24 +26,44 @@ FOREIGN_SWITCHES = {
     "--trust-remote-code": "no code from a model's folder is ever run; leave it out",
     "--skip-server-warmup": "nothing is warmed up by requests; leave it out",
 }
-OWN_BACKENDS = ("auto", "torch", "triton")
-_FOREIGN_BACKENDS = {
-    "flashinfer": "auto",
-    "fa3": "auto",
-    "flash_attn": "auto",
-    "torch_native": "torch",
+
+
+@dataclass(frozen=True)
+class Backends:
+    """Names that a flag takes, and which of them stands for another server's."""
+
+    own: tuple[str, ...]
+    foreign: Mapping[str, str]
+
+
+BACKENDS = {
+    "--attention-backend": Backends(
+        ("auto", "torch", "triton"),
+        {"flashinfer": "auto", "fa3": "auto", "flash_attn": "auto", "torch_native": "torch"},
+    ),
+    "--linear-attn-backend": Backends(
+        ("auto", "torch", "fla"), {"triton": "auto", "cutedsl": "auto", "flashinfer": "auto"}
+    ),
 }
 
 
-def answer_foreign_flags(extra: Sequence[str], attention_backend: str) -> tuple[list[str], str]:
+def own_backend(flag: str, asked: str) -> tuple[list[str], str]:
+    """The backend to use, and a note where ``asked`` is another server's name."""
+    names = BACKENDS[flag]
+    if asked not in names.foreign:
+        return [], asked
+    use = names.foreign[asked]
+    return [f"{flag} {asked} is not one of {', '.join(names.own)}: using {use}"], use
+
+
+def answer_foreign_flags(extra: Sequence[str]) -> list[str]:
     """Go through what is left of a command line.
 
     Args:
         extra: arguments that no option took.
-        attention_backend: as asked for.
 
     Returns:
-        A note for each flag that is passed over, and the attention backend to use.
+        A note for each flag that is passed over.
 
     Raises:
         Refused: an argument that is not known at all, or a flag without its value.
@@ -62,11 +82,4 @@ def answer_foreign_flags(extra: Sequence[str], attention_backend: str) -> tuple[
                 raise Refused(flag, None, "a value")
             value = left.pop(0)
         notes.append(f"{flag} {value} has no meaning here and is passed over: {FOREIGN[flag]}")
-    if attention_backend in _FOREIGN_BACKENDS:
-        own = _FOREIGN_BACKENDS[attention_backend]
-        notes.append(
-            f"--attention-backend {attention_backend} is not one of "
-            f"{', '.join(OWN_BACKENDS)}: using {own}"
-        )
-        return notes, own
-    return notes, attention_backend
+    return notes

@@ -53,6 +53,7 @@ def generate(
     pool_size: options.PoolSize = 2048,
     exchange: options.Exchange = "auto",
     draft_head_dtype: options.DraftHeadDtype = "auto",
+    linear_attn_backend: options.LinearAttention = "auto",
     cuda_graph_max_bs: options.CudaGraphMaxBs = None,
     max_model_len: options.MaxModelLen = None,
     max_tokens: options.MaxTokens = 256,
@@ -89,6 +90,7 @@ def generate(
         max_model_len,
         speculative_algorithm=algorithm,
         speculative_num_steps=num_steps,
+        linear_attn_backend=linear_attn_backend,
         cuda_graph_max_bs=cuda_graph_max_bs,
     ) as llm:
         outputs = llm.generate(entries, params)

@@ -74,6 +74,15 @@ DraftHeadDtype = Annotated[
         help="LM head that proposes: auto, the target's own, or fp8, a copy beside it.",
     ),
 ]
+LinearAttention = Annotated[
+    str,
+    typer.Option(
+        "--linear-attn-backend",
+        help="What takes prompts through recurrent layers: torch, fla (flash-linear-attention's "
+        "kernels, by pip install 'knockon[cuda]'), or auto: fla on GPUs that have it, for 16-bit "
+        "dtypes. Decoding and verifying have kernels of their own.",
+    ),
+]
 CudaGraphMaxBs = Annotated[
     int | None,
     typer.Option(

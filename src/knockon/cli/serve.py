@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from knockon.cli import options
-from knockon.cli.foreign_flags import answer_foreign_flags
+from knockon.cli.foreign_flags import answer_foreign_flags, own_backend
 from knockon.errors import Refused
 
 ALGORITHMS = ("DFLASH", "MTP", "NONE")
@@ -93,6 +93,7 @@ def serve(
     attention_backend: Annotated[
         str, typer.Option(help="auto, torch or triton. Other servers' names: answered, then auto.")
     ] = "auto",
+    linear_attn_backend: options.LinearAttention = "auto",
     disable_cuda_graph: Annotated[
         bool, typer.Option("--disable-cuda-graph", help="Launch every step's kernels one by one.")
     ] = False,
@@ -137,7 +138,9 @@ def serve(
     from knockon.server.run import EngineFailed, serve
     from knockon.server.settings import ServerSettings
 
-    notes, backend = answer_foreign_flags(context.args, attention_backend)
+    notes = answer_foreign_flags(context.args)
+    attention_notes, attention_backend = own_backend("--attention-backend", attention_backend)
+    linear_notes, linear_attn_backend = own_backend("--linear-attn-backend", linear_attn_backend)
     draft = choose_draft(speculative_algorithm, speculative_draft_model_path)
     algorithm = None if speculative_algorithm is None else speculative_algorithm.upper()
     drafts = draft is not None or algorithm == "MTP"
@@ -163,7 +166,8 @@ def serve(
         prefix_cache=not disable_radix_cache,
         max_mamba_cache_size=max_mamba_cache_size,
         mamba_ssm_dtype=mamba_ssm_dtype,
-        attention_backend=backend,
+        attention_backend=attention_backend,
+        linear_attn_backend=linear_attn_backend,
         cuda_graph=not disable_cuda_graph,
         cuda_graph_max_bs=cuda_graph_max_bs,
     )
@@ -181,7 +185,7 @@ def serve(
         drain_timeout=drain_timeout,
         log_level=log_level,
     )
-    for note in notes:
+    for note in (*notes, *attention_notes, *linear_notes):
         print(f"note: {note}", file=sys.stderr)
     try:
         serve(settings)

@@ -21,6 +21,8 @@ from knockon.engine.speculate import Accept, accept_drawn
 from knockon.engine.state_memory import plan_states
 from knockon.errors import Refused
 from knockon.layers.attention.base import FP8
+from knockon.layers.delta_rule import delta_chunks
+from knockon.layers.fla_chunks import FlaChunks
 from knockon.models.target import Target
 from knockon.parallel import Group, HeadShard
 
@@ -53,13 +55,17 @@ def build_runner(
         accept: see :class:`~knockon.engine.speculate.Engines`.
 
     Raises:
-        Refused: KV memory that does not suffice, or fewer states than requests.
+        Refused: KV memory that does not suffice, or fewer states than requests; kernels for
+            prompts that cannot be imported.
     """
     # Where cuBLAS splits a product over its columns, the parts are added up in FP32: sums decide
     # tokens. (Settings of the process; on a CPU nothing reads them.)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     target.kv_dtype = FP8 if config.kv_cache_dtype == "fp8_e4m3" else target.dtype
+    if target.config.delta is not None:
+        by_kernels = config.linear_attn_backend == "fla"
+        target.prefill_by(FlaChunks(target.dtype) if by_kernels else delta_chunks)
     sizes = sizes_of(config)
     batch, chunk = sizes.max_batch_size, sizes.prefill_chunk
     per_position = _bytes_per_position(target, drafted, group)

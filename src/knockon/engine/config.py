@@ -17,6 +17,7 @@ ALGORITHMS = ("DFLASH", "MTP", "NONE")
 # Proposals of an MTP head where nobody says how many.
 DEFAULT_MTP_STEPS = 3
 KV_DTYPES = ("auto", "fp8_e4m3")
+LINEAR_ATTENTION = ("auto", "torch", "fla")
 _OPTIONAL_COUNTS = (
     *("max_batch_size", "kv_memory", "prefill_chunk"),
     *("cuda_graph_max_bs", "max_mamba_cache_size"),
@@ -63,6 +64,10 @@ class EngineConfig:
         mamba_ssm_dtype: what those states are kept in: ``float32``, ``bfloat16``, or ``auto``:
             FP32, FP64 where the model is computed in it.
         attention_backend: ``"torch"``, ``"triton"``, or ``"auto"``: Triton's on GPUs.
+        linear_attn_backend: what takes prompts through recurrent layers: ``"torch"``, ``"fla"``
+            (flash-linear-attention's kernels, of the extra ``cuda``), or ``"auto"``: those on GPUs
+            that have them, where ``dtype`` has 16 bits. Decoding and verifying have kernels of
+            their own.
         overlap_schedule: whether a step is launched before the tokens of the one before it have
             been read; ``None`` for where attention reads lengths on the device.
         cuda_graph: whether whole steps are captured as CUDA graphs; it takes ``overlap_schedule``.
@@ -95,6 +100,7 @@ class EngineConfig:
     max_mamba_cache_size: int | None = None
     mamba_ssm_dtype: str = "auto"
     attention_backend: str = "auto"
+    linear_attn_backend: str = "auto"
     overlap_schedule: bool | None = None
     cuda_graph: bool = True
     cuda_graph_max_bs: int | None = None
@@ -110,6 +116,9 @@ class EngineConfig:
             raise Refused("device", self.device, "auto, cpu or cuda")
         if self.attention_backend not in ("auto", "torch", "triton"):
             raise Refused("attention_backend", self.attention_backend, "auto, torch or triton")
+        if self.linear_attn_backend not in LINEAR_ATTENTION:
+            wanted = f"one of {', '.join(LINEAR_ATTENTION)}"
+            raise Refused("linear_attn_backend", self.linear_attn_backend, wanted)
         fraction = self.mem_fraction_static
         if (
             isinstance(fraction, bool)

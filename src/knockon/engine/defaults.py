@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from knockon.engine.hardware import Hardware
+from knockon.layers.fla_chunks import PACKAGE, fla_obstacle, fla_version
 from knockon.rollout.fp8_head import LEAST_CAPABILITY as FP8_CAPABILITY
 from knockon.rollout.fused.choose import LEAST_CAPABILITY
 from knockon.triton_backend import HAS_TRITON
@@ -63,6 +64,28 @@ def choose_attention(hardware: Hardware) -> Choice:
     if obstacle:
         return Choice("torch", obstacle)
     return Choice("triton", "paged kernels that read lengths on the device, as graphs need")
+
+
+def linear_attention_obstacle(hardware: Hardware, dtype: str) -> str:
+    """Why flash-linear-attention's kernels cannot run here; empty where they can."""
+    if not hardware.gpus:
+        return f"{PACKAGE}'s kernels run on CUDA GPUs"
+    if dtype == "float64":
+        return f"{PACKAGE} has no kernels for FP64"
+    return fla_obstacle() or _obstacle(hardware, PACKAGE)
+
+
+def choose_linear_attention(hardware: Hardware, dtype: str) -> Choice:
+    """What takes prompts through recurrent layers.
+
+    FP32 is asked for where results are compared to the last digits, and is left to PyTorch.
+    """
+    obstacle = linear_attention_obstacle(hardware, dtype)
+    if not obstacle and dtype == "float32":
+        obstacle = f"{PACKAGE} multiplies FP32 as TF32; ask for fla where that will do"
+    if obstacle:
+        return Choice("torch", obstacle)
+    return Choice("fla", f"{PACKAGE} {fla_version()}: a chunked prompt in five kernels")
 
 
 def choose_steps(hardware: Hardware) -> Choice:

@@ -16,9 +16,11 @@ from knockon.engine.defaults import (
     choose_attention,
     choose_device,
     choose_dtype,
+    choose_linear_attention,
     default_sizes,
+    linear_attention_obstacle,
 )
-from knockon.engine.hardware import detect
+from knockon.engine.hardware import Hardware, detect
 from knockon.errors import Refused
 from knockon.models.catalog import resolve
 from knockon.models.config import ModelConfig
@@ -62,7 +64,7 @@ def check(config: EngineConfig) -> EngineConfig:
             )
         if isinstance(config.verify_width, int):
             check_verify_width(config.verify_width, block_size_of(config, drafter))
-    settled = settle(config)
+    settled = settle(_pass_over(config, target))
     _check_states(settled, target)
     if settled.speculative_draft_head_dtype == "fp8":
         _check_fp8_head(settled, target)
@@ -112,7 +114,10 @@ def settle(config: EngineConfig) -> EngineConfig:
     backend = config.attention_backend
     if backend == "auto":
         backend = "torch" if dtype == "float64" else attention.value
-    config = config.replace(device=device, dtype=dtype, attention_backend=backend)
+    linear = _settle_linear_attention(config.linear_attn_backend, machine, dtype)
+    config = config.replace(
+        device=device, dtype=dtype, attention_backend=backend, linear_attn_backend=linear
+    )
     sizes = sizes_of(config)
     graphs = config.cuda_graph and backend == "triton"
     most = min(config.cuda_graph_max_bs or sizes.max_batch_size, sizes.max_batch_size)
@@ -126,15 +131,33 @@ def settle(config: EngineConfig) -> EngineConfig:
     )
 
 
+def _settle_linear_attention(asked: str, machine: Hardware, dtype: str) -> str:
+    if asked == "auto":
+        return choose_linear_attention(machine, dtype).value
+    obstacle = linear_attention_obstacle(machine, dtype) if asked == "fla" else ""
+    if obstacle:
+        raise Refused("linear_attn_backend", asked, "torch or auto", f"{obstacle}.")
+    return asked
+
+
+def _pass_over(config: EngineConfig, target: ModelConfig) -> EngineConfig:
+    """Say so where settings of recurrent layers mean nothing; a launch line may be for several."""
+    if target.delta is not None:
+        return config
+    settings = ("max_mamba_cache_size", "mamba_ssm_dtype", "linear_attn_backend")
+    asked = [name for name in settings if getattr(config, name) not in (None, "auto")]
+    if asked:
+        logger.warning(
+            "%s: no meaning here and passed over, the target has no recurrent layers",
+            ", ".join(asked),
+        )
+    return config.replace(linear_attn_backend="torch")
+
+
 def _check_states(config: EngineConfig, target: ModelConfig) -> None:
-    """Hold recurrent layers' heads to the ranks; say so where settings of theirs mean nothing."""
+    """Hold recurrent layers' heads to the ranks."""
     delta = target.delta
     if delta is None:
-        if config.max_mamba_cache_size is not None or config.mamba_ssm_dtype != "auto":
-            logger.warning(
-                "max_mamba_cache_size and mamba_ssm_dtype have no meaning here and are passed "
-                "over: the target has no recurrent layers"
-            )
         return
     for rank in range(config.tp_size):
         HeadShard.deal(delta.num_value_heads, delta.num_key_heads, config.tp_size, rank)

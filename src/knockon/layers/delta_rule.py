@@ -12,6 +12,7 @@ Heads of queries and keys are fewer than those of values: each serves as many in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,10 @@ class DeltaInputs(NamedTuple):
     v: Tensor
     log_decay: Tensor
     beta: Tensor
+
+
+# Takes a prompt's rows in by chunks: outputs and the last state, as :func:`delta_chunks` has them.
+DeltaChunks = Callable[[DeltaInputs, Tensor], tuple[Tensor, Tensor]]
 
 
 def without_padding(inputs: DeltaInputs, counts: Tensor) -> DeltaInputs:

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from knockon.layers.attention import AttentionBackend, BlockPlan, SdpaBackend
+from knockon.layers.delta_rule import DeltaChunks
 from knockon.layers.embedding import LMHead, VocabParallelEmbedding
 from knockon.layers.linear import ReplicatedLinear
 from knockon.layers.norm import RMSNorm
 from knockon.layers.rotary import RotaryEmbedding, Rotation
 from knockon.models.config import ModelConfig
 from knockon.models.decoder_layer import DecoderLayer, LayerMemory, MemorySizes
+from knockon.models.gated_delta_net import GatedDeltaNet
 from knockon.models.strict import Loader
 from knockon.parallel import Group, HeadShard, VocabShard
 
@@ -146,6 +148,12 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, ReplicatedLinear | LMHead):
                 module.pack()
+
+    def prefill_by(self, chunks: DeltaChunks) -> None:
+        """What takes prompts in where layers are recurrent; other layers know of none."""
+        for module in self.modules():
+            if isinstance(module, GatedDeltaNet):
+                module.chunks = chunks
 
     def loaders(self) -> dict[str, Loader]:
         """How each checkpoint tensor is loaded, by its Hugging Face name."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from knockon.errors import Refused
 from knockon.layers.attention import BlockPlan
-from knockon.layers.delta_rule import delta_chunks, without_padding
+from knockon.layers.delta_rule import DeltaChunks, delta_chunks, without_padding
 from knockon.layers.fused.delta_inputs import DeltaWeights, delta_inputs, gated_norm
 from knockon.layers.linear import ColumnParallelLinear, RowParallelLinear, Shard
 from knockon.layers.recurrent_state import DeltaMemory, HeldBlock
@@ -32,7 +32,12 @@ class GatedDeltaNet(nn.Module):
         eps: of the output's norm.
         dtype: of weights and activations; the recurrence is computed in FP32 or wider.
         group: the ranks that share it.
+
+    Attributes:
+        chunks: takes prompts in; verified blocks and single rows go their own way.
     """
+
+    chunks: DeltaChunks
 
     def __init__(
         self, config: DeltaConfig, hidden_size: int, eps: float, dtype: torch.dtype, group: Group
@@ -41,6 +46,7 @@ class GatedDeltaNet(nn.Module):
         self.config = config
         self.eps = eps
         self.dtype = dtype
+        self.chunks = delta_chunks
         self.wide = torch.promote_types(dtype, torch.float32)
         self.heads = heads = HeadShard.deal(
             config.num_value_heads, config.num_key_heads, group.size, group.rank
@@ -79,7 +85,7 @@ class GatedDeltaNet(nn.Module):
                 memory.hold(HeldBlock(rows.slots, *held))
         else:
             state = memory.states_before(rows, starts, self.wide)
-            out, state = delta_chunks(inputs, state)
+            out, state = self.chunks(inputs, state)
             memory.write_states(rows.slots, state)
         if not rows.held:
             count = plan.rows if rows.counts is None else rows.counts

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from knockon.errors import Refused
 from knockon.layers.attention import AttentionBackend, BlockPlan
+from knockon.layers.delta_rule import DeltaChunks
 from knockon.layers.embedding import LMHead, VocabParallelEmbedding
 from knockon.models.config import ModelConfig, parse_hf
 from knockon.models.decoder import Decoder, LayerMaker, TargetOutput
@@ -104,6 +105,10 @@ class Target(Protocol):
 
     def pack(self) -> None:
         """Repack the linears for CPU inference."""
+        ...
+
+    def prefill_by(self, chunks: DeltaChunks) -> None:
+        """What takes prompts in where layers are recurrent."""
         ...
 
 
