@@ -17,7 +17,7 @@ def environment() -> dict[str, Any]:
     """Versions and hardware, as plain data for JSON."""
     hardware = detect()
     versions = {"knockon": __version__, "python": platform.python_version()}
-    for package in ("torch", "triton", "transformers"):
+    for package in ("torch", "triton", "transformers", "fla-core"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
