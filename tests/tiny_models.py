@@ -26,8 +26,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
+from tests.qwen3_5_oracle import Qwen3_5ForCausalLM
 from tests.tiny_tokenizer import IM_END, MASK, VOCAB_SIZE, save_tokenizer
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 144, 9, 3, 16, 112, 4

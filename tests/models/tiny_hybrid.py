@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
 from knockon.layers.attention import plan_block
 from knockon.layers.recurrent_state import DeltaMemory, StateRows
 from knockon.models.decoder import Decoder
 from knockon.models.decoder_layer import LayerMemory
+from tests.qwen3_5_oracle import Qwen3_5ForCausalLM
 
 PAGE_SIZE = 4
 SIZES: dict[str, Any] = {
