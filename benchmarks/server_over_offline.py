@@ -2,10 +2,11 @@
 
     python benchmarks/server_over_offline.py --prompts PROMPTS.jsonl --json server_over_offline.json
 
-The same conversations, greedy, at most --max-tokens each, --concurrency at a time: through ``knockon
-serve`` with every answer streamed to a client on this machine, and by an engine without a server,
-all prompts at once. Both run with the same settings, by turns, the other one's processes idle. The
-client, the HTTP process and the engine share the machine's cores. Answers must be the same.
+The same conversations, greedy, at most --max-tokens each, --concurrency at a time: through
+``knockon serve`` with every answer streamed to a client on this machine, and by an engine without a
+server, all prompts at once. Both run with the same settings, by turns, the other one's processes
+idle. The client, the HTTP process and the engine share the machine's cores. Answers must be the
+same.
 """
 
 from __future__ import annotations

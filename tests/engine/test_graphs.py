@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from knockon.engine.graphs import PrefillKey, bucket_of, first_prefills, prefill_shape
+import pytest
+
+from knockon.engine.graphs import (
+    PrefillKey,
+    bucket_of,
+    first_prefills,
+    prefill_shape,
+    together,
+)
 
 
 def test_a_batch_beyond_every_bucket_has_none() -> None:
@@ -24,8 +32,28 @@ def test_prefills_are_rounded_up_to_few_sizes() -> None:
 
 
 def test_a_start_makes_graphs_of_no_more_requests_than_run_at_once() -> None:
-    for at_once, requests in [(1, {1}), (2, {1, 2}), (3, {1, 2, 4}), (64, {1, 2, 4})]:
+    for at_once, requests in [(1, {1}), (2, {1, 2}), (3, {1, 2, 4}), (64, {1, 2, 4, 8})]:
         found = first_prefills(4096, at_once)
         assert {key.requests for key in found} == requests
-        needed = {prefill_shape(n, 100, n * 100, 4096) for n in range(1, min(at_once, 4) + 1)}
-        assert needed - {None} <= set(found)
+        assert max(key.requests * key.rows for key in found) == (1024 if at_once == 1 else 2048)
+
+
+@pytest.mark.parametrize("most", [4096, 2048, 512])
+def test_prompts_that_come_together_find_a_graph_that_a_start_has_made(most: int) -> None:
+    made = set(first_prefills(most, 64))
+    for rows in (1, 16, 40, 90, 130, 200, 300, 500, 700, 1024):
+        for waiting in range(1, 70):
+            count = together(rows, waiting, most)
+            assert 1 <= count <= waiting
+            key = prefill_shape(count, rows, count * rows, most)
+            assert key in made or (rows > most and key is None)
+            assert key is None or 3 * key.requests <= 4 * count
+
+
+def test_prompts_of_very_different_length_still_share_a_launch_where_few_rows_are_lost() -> None:
+    assert prefill_shape(4, 130, 390, 4096) == PrefillKey(4, 192)  # 378 rows of padding
+    assert prefill_shape(4, 260, 520, 4096) is None  # 1016
+
+
+def test_without_graphs_all_that_are_alike_run_at_once() -> None:
+    assert together(40, 69, 0) == 69

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 
 import torch
@@ -52,13 +53,18 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
         widths = widths_of(config, block_size, whole=isinstance(draft_config, MTPConfig))
         block_rows = max(*widths, block_size)
     # Before the weights: a model without a tokenizer is refused at once.
+    done = _Stages()
     tokenizer = load_tokenizer(model)
+    done("tokenizer read")
     positions = min(config.max_model_len or limit, limit) + max(POSITION_SLACK, 3 * block_rows)
     device = this_device(config.device, group)
+    torch.empty(1, device=device)  # a GPU's context is made at its first use
+    done("device ready")
     target = load_target(model, dtype, group, device, positions)
     attention = PagedBackend() if config.attention_backend == "triton" else SdpaBackend()
     target.attention = attention
     target.pack()
+    done("target's weights read")
     drafter: Drafter | None = None
     if config.draft is not None and widths[-1] > 1:
         drafter = load_drafter(
@@ -71,10 +77,12 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
             config.speculative_draft_head_dtype,
             config.mtp_steps(),
         )
+        done("drafter loaded")
     drafted = draft_config.sizes if drafter is not None and draft_config is not None else None
     runner, budget = build_runner(
         config, target, drafter, drafted, limit, block_rows, widths, group
     )
+    done("pages and graphs made")
     logger.info(
         "%s: %d positions of KV in %d pages, %.0f MiB a rank; context %d; verify width %s",
         model.name,
@@ -110,6 +118,18 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
         prefix_cache=config.prefix_cache,
         states=budget.states,
     )
+
+
+class _Stages:
+    """Tells how long each part of a start took."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __call__(self, what: str) -> None:
+        now = time.perf_counter()
+        logger.info("%s: %.1f s", what, now - self._began)
+        self._began = now
 
 
 def widths_of(config: EngineConfig, block_size: int, whole: bool = False) -> tuple[int, ...]:

@@ -136,31 +136,58 @@ def prefill_shape(requests: int, rows: int, real: int, most: int) -> PrefillKey 
         real: rows that are not padding.
         most: rows of the largest graph, over all requests.
     """
-    half = max(16, 1 << (rows - 1).bit_length()) // 2
-    rounded = half * 3 // 2 if half >= 32 and rows <= half * 3 // 2 else 2 * half
-    key = PrefillKey(1 << (requests - 1).bit_length(), rounded)
+    key = PrefillKey(1 << (requests - 1).bit_length(), _rounded(rows))
     total = key.requests * key.rows
-    return key if total <= most and total <= max(_FREE_ROWS, 1.5 * real) else None
+    worth = max(_FREE_ROWS, 1.5 * real, real + _SPARED_ROWS)
+    return key if total <= most and total <= worth else None
+
+
+def _rounded(rows: int) -> int:
+    half = max(16, 1 << (rows - 1).bit_length()) // 2
+    return half * 3 // 2 if half >= 32 and rows <= half * 3 // 2 else 2 * half
 
 
 # So few rows cost a GPU little more than none: it reads the weights either way.
 _FREE_ROWS = 256
+# So many more take a model of eight billion weights about as long as the host's launches do.
+_SPARED_ROWS = 512
+# Sizes that graphs are made for at start: requests, rows of one, rows over all.
+_TOGETHER, _LONGEST, _ALL_ROWS = 8, 1024, 2048
+
+
+def together(rows: int, waiting: int, most: int) -> int:
+    """How many of the prefills that wait to run at once, so that a start has made their graph.
+
+    At most a third more requests than there are: five run as four and one.
+
+    Args:
+        rows: of the longest.
+        waiting: how many are of about that length, at least 1.
+        most: rows of the largest graph, over all requests; 0 without graphs.
+    """
+    if not most:
+        return waiting
+    room = min(most, _ALL_ROWS) // _rounded(rows)
+    requests = min(waiting, _TOGETHER, 1 << max(room, 1).bit_length() - 1)
+    whole = 1 << (requests - 1).bit_length()
+    fit = 3 * whole <= 4 * requests and prefill_shape(requests, rows, requests * rows, most)
+    return requests if fit or requests == 1 else whole // 2
 
 
 def first_prefills(most: int, most_requests: int) -> list[PrefillKey]:
-    """Prefills to make graphs for at start, smallest first: of one request up to 1024 rows, of two
-    and of four up to 256 each.
+    """Prefills to make graphs for at start, smallest first: of one, two, four and eight requests,
+    each up to 1024 rows, and up to 2048 over all.
 
     Args:
         most: rows over all requests.
         most_requests: that can be computed at once. Rounded up, they may be one graph's more.
     """
     found: dict[PrefillKey, None] = {}
-    for requests, longest in ((1, 1024), (2, 256), (4, 256)):
-        if requests // 2 >= most_requests:
-            break
-        for rows in range(16, longest + 1, 16):
+    requests = 1
+    while requests <= _TOGETHER and requests // 2 < most_requests:
+        for rows in range(16, min(_LONGEST, _ALL_ROWS // requests) + 1, 16):
             key = prefill_shape(requests, rows, requests * rows, most)
             if key is not None:
                 found[key] = None
+        requests *= 2
     return sorted(found, key=lambda key: key.requests * key.rows)

@@ -24,6 +24,7 @@ from knockon.engine.graphs import (
     bucket_of,
     first_prefills,
     prefill_shape,
+    together,
 )
 from knockon.engine.request import Request
 from knockon.engine.sampling import (
@@ -134,7 +135,8 @@ class PipelinedRunner:
                 self.copy_state(checkpoint, request.slot)
             fresh = [chunk for chunk in step.prefill if not chunk.revisits]
             revisiting = [chunk for chunk in step.prefill if chunk.revisits]
-            parts = [self._prefill(group) for group in alike(fresh) + alike(revisiting)]
+            groups = alike(fresh, self._most_prefill_rows) + alike(revisiting)
+            parts = [self._prefill(group) for group in groups]
             awaited = [part for part in parts if part is not None]
             clock.start()
             if step.decode:
@@ -393,17 +395,22 @@ class PipelinedRunner:
             self._placed[request.slot] = request.stay
 
 
-def alike(chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
+def alike(chunks: Sequence[PrefillChunk], most: int = 0) -> list[list[PrefillChunk]]:
     """Chunks to be run together: the shortest of a group has half the rows of the longest or more.
 
     Longest first, so at most half of a group's rows are padding.
+
+    Args:
+        most: rows of the largest graph; 0 for groups of any size, which need none.
     """
     groups: list[list[PrefillChunk]] = []
-    for chunk in sorted(chunks, key=lambda chunk: -chunk.count):
-        if groups and 2 * chunk.count >= groups[-1][0].count:
-            groups[-1].append(chunk)
-        else:
-            groups.append([chunk])
+    left = sorted(chunks, key=lambda chunk: -chunk.count)
+    while left:
+        longest = left[0].count
+        near = sum(2 * chunk.count >= longest for chunk in left)
+        count = together(longest, near, most)
+        groups.append(left[:count])
+        left = left[count:]
     return groups
 
 

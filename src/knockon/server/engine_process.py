@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from knockon.server import messages as m
 if TYPE_CHECKING:
     from knockon.engine.llm import LLM
 
+logger = logging.getLogger("knockon.server.engine_process")
 LINGER = 2000  # ms for the last words to get through
 
 
@@ -53,10 +55,12 @@ def _serve(socket: zmq.Socket[bytes], parent: int) -> int:
         level=first.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    began = time.perf_counter()
     from knockon.engine.environment import environment
     from knockon.engine.llm import LLM
     from knockon.server.engine_loop import EngineLoop
 
+    logger.info("libraries imported: %.1f s", time.perf_counter() - began)
     try:
         config = dict(first.config)
         llm = LLM(config.pop("model"), config.pop("draft", None), **config)
