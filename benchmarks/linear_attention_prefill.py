@@ -172,7 +172,6 @@ def main() -> None:
     print(
         f"{'rows':>6} {'way':>10} {'recurrence':>14} {'layer':>10} {'error':>10} {'first, s':>12}"
     )
-    results = [time_rows(layer, rows, ways, device) for rows in args.rows]
     record: dict[str, Any] = {
         "what": "one prompt through one gated delta net layer, by what takes prompts in",
         "environment": environment(),
@@ -180,9 +179,11 @@ def main() -> None:
         "dtype": "bfloat16",
         "fla_obstacle": obstacle or None,
         "launches": {name: wanted for _, name, wanted in LAUNCHES},
-        "prompts": results,
+        "prompts": [],
     }
-    write_whole(args.json, json.dumps(record, indent=1) + "\n")
+    for rows in args.rows:
+        record["prompts"].append(time_rows(layer, rows, ways, device))
+        write_whole(args.json, json.dumps(record, indent=1) + "\n")
     if args.tune and every:
         with offered(every):
             tuned = [
