@@ -25,6 +25,7 @@ from knockon.server.api_error import ApiError, bad_request
 from knockon.server.metrics import Metrics
 from knockon.server.submission import Submission
 
+ENGINE = "knockon.server.engine_process"  # started with the socket and this process's id
 STOP_GRACE = 10.0  # s that the engine may take to close when told to
 
 
@@ -90,7 +91,7 @@ class EngineClient:
         # -P: the import path arrives whole in PYTHONPATH. A group of its own: a terminal's Ctrl-C
         # is this process's to answer.
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "knockon.server.engine_process"),
+            *(sys.executable, "-P", "-m", ENGINE),
             *(address, str(os.getpid())),
             stdin=asyncio.subprocess.DEVNULL,
             env=environment,
