@@ -290,3 +290,14 @@ def test_the_default_on_a_cpu_runs_steps_to_their_end(tiny: TinyShelf) -> None:
     with LLM(str(tiny.target()), device="cpu") as llm:
         assert llm.config.overlap_schedule is False
         assert llm.config.attention_backend == "torch"
+
+
+def test_a_rehearsal_of_several_prompts_leaves_no_trace(tiny: TinyShelf) -> None:
+    with LLM(
+        str(tiny.target()), str(tiny.drafter("domino")), overlap_schedule=True, dtype="float32"
+    ) as llm:
+        before = llm.generate(PROMPTS, GREEDY)
+        assert llm.flush_cache() > 0
+        assert llm._engine is not None and isinstance(llm._engine.runner, PipelinedRunner)
+        llm._engine.runner.rehearse(3, 40, 4)
+        check_same(before, llm.generate(PROMPTS, GREEDY))

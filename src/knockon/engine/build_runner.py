@@ -96,7 +96,9 @@ def build_runner(
         states,
     )
     if config.kv_memory is None and config.device == "cuda":
-        workspace = measure_workspace(runner, min(chunk, longest), widths[-1])
+        # Prompts that come together fill a chunk where one alone cannot.
+        rows = min(chunk, longest)
+        workspace = measure_workspace(runner, min(chunk // rows, batch), rows, widths[-1])
         # The states of recurrent layers are allocated by now, and what is held in the workspace.
         free = free_for_kv(target.device, config.mem_fraction_static, workspace)
         budget = plan(least_of(free, group, target.device))

@@ -72,12 +72,12 @@ def plan_kv(
     return KVBudget(num_pages, min(wanted, room), num_pages * page_size * bytes_per_position)
 
 
-def measure_workspace(runner: PipelinedRunner, rows: int, width: int) -> int:
+def measure_workspace(runner: PipelinedRunner, requests: int, rows: int, width: int) -> int:
     """Bytes that the largest prefill and the largest step take beside weights and KV.
 
     Args:
         runner: without KV yet.
-        rows: prompt tokens of a step.
+        requests, rows: of the largest prefill.
         width: the verify width.
     """
     device = runner.device
@@ -85,7 +85,7 @@ def measure_workspace(runner: PipelinedRunner, rows: int, width: int) -> int:
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    runner.rehearse(rows, width)
+    runner.rehearse(requests, rows, width)
     torch.cuda.synchronize(device)
     workspace = torch.cuda.max_memory_allocated(device) - before
     runner.allocate(0)

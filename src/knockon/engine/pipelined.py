@@ -180,19 +180,19 @@ class PipelinedRunner:
                 found[key.bucket, key.width] = min(clock.read() for clock in clocks)
             return found
 
-    def rehearse(self, rows: int, width: int) -> None:
+    def rehearse(self, requests: int, rows: int, width: int) -> None:
         """Run the largest prefill and the largest step on idle slots, for their memory.
 
         Args:
-            rows: prompt tokens of a step.
+            requests, rows: of the prefill.
         """
         with torch.inference_mode():
-            idle = torch.full((1,), self.state.idle, device=self.device)
-            tokens = torch.zeros((1, rows), dtype=torch.int64, device=self.device)
+            idle = torch.full((requests,), self.state.idle, device=self.device)
+            tokens = torch.zeros((requests, rows), dtype=torch.int64, device=self.device)
             starts, counts = torch.zeros_like(idle), torch.full_like(idle, rows)
             hidden, ends = self._run_rows(idle, tokens, starts, counts)
             self._first_tokens(hidden, ends.zero_(), idle, _GREEDY)
-            self._step(idle.expand(len(self._placed)).contiguous(), width, _GREEDY)
+            self._step(idle[:1].expand(len(self._placed)).contiguous(), width, _GREEDY)
 
     def _decode(self, requests: Sequence[Request], width: int) -> Awaited:
         batch = self._compose(requests)
