@@ -135,3 +135,19 @@ def test_a_chat_template_comes_from_a_file_or_as_it_stands(tmp_path: Path) -> No
     assert read_chat_template(str(file)) == read_chat_template("{{ messages }}")
     with pytest.raises(Refused, match="--chat-template"):
         read_chat_template(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        (["--verify-width", "4"], "verify_width: found 4, wanted 1 where no draft is given"),
+        (["--speculative-num-draft-tokens", "x"], "verify_width: found 'x', wanted an integer or"),
+        (["--speculative-num-steps", "3"], "speculative_num_steps: found 3, wanted none where no"),
+    ],
+)
+def test_settings_of_a_drafter_that_was_forgotten_are_refused(
+    served: list[ServerSettings], arguments: list[str], error: str
+) -> None:
+    done = launch("--model-path", "m", *arguments)
+    assert isinstance(done.exception, Refused) and error in str(done.exception)
+    assert not served

@@ -126,7 +126,7 @@ def test_a_package_without_the_kernel_is_refused_by_name(
 @pytest.mark.parametrize(
     ("version", "absent", "triton", "obstacle"),
     [
-        (None, (), True, r"fla-core is not installed \(pip install 'knockon\[cuda\]'\)"),
+        (None, (), True, r"fla-core is not installed \(pip install fla-core\)"),
         ("0.5.9", (), True, "fla-core 0.5.9 is older than 0.6"),
         ("0.6.0", ("einops",), True, "fla-core 0.6.0 lacks einops"),
         ("0.6.0", (), False, "Triton"),

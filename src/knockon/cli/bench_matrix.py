@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # What the matrix tells each server itself, or could not measure with.
 _OWN = {
     **dict.fromkeys(("--model-path", "--model"), "the MODEL argument"),
-    **dict.fromkeys(("--host", "--port", "--api-key", "--log-level"), "none: cells are local"),
+    **dict.fromkeys(("--host", "--port", "--api-key", "--log-level"), "the matrix, for each cell"),
     "--served-model-name": "the MODEL argument",
     "--max-running-requests": "--concurrency",
     **dict.fromkeys(("--speculative-draft-model-path", "--draft"), "--domino, --dflash or --mtp"),
@@ -137,7 +137,7 @@ def matrix(
     Tables and plots: `knockon bench report`.
     """
     if importlib.util.find_spec("aiohttp") is None:
-        raise Refused("aiohttp", "not installed", "pip install 'knockon[bench]'")
+        raise Refused("aiohttp", "not installed", "pip install aiohttp")
     from knockon.bench.acceptance.methods import Checkpoints
     from knockon.bench.matrix.cells import WHOLE, parse_share, plan
     from knockon.bench.matrix.drafters import choose_methods
@@ -280,7 +280,7 @@ def check_serve_arguments(arguments: list[str]) -> None:
     for argument in arguments:
         name = argument.partition("=")[0]
         if name in _OWN:
-            raise Refused("serve argument", name, f"another; this is set by {_OWN[name]}")
+            raise Refused("serve argument", name, f"one that is not set by {_OWN[name]}")
     if arguments and not arguments[0].startswith("--"):
         raise Refused("argument", arguments[0], "options of `knockon serve`, after --")
     group: Any = typer.main.get_command(app)

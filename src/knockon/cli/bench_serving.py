@@ -84,7 +84,7 @@ def serving(
     try:
         import aiohttp  # noqa: F401
     except ImportError:
-        raise Refused("aiohttp", "not installed", "pip install 'knockon[bench]'") from None
+        raise Refused("aiohttp", "not installed", "pip install aiohttp") from None
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

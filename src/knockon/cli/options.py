@@ -79,8 +79,8 @@ LinearAttention = Annotated[
     typer.Option(
         "--linear-attn-backend",
         help="What takes prompts through recurrent layers: torch, fla (flash-linear-attention's "
-        "kernels, by pip install 'knockon[cuda]'), or auto: fla on GPUs that have it, for 16-bit "
-        "dtypes. Decoding and verifying have kernels of their own.",
+        "kernels, by pip install fla-core), or auto: fla on GPUs that have it, for 16-bit dtypes. "
+        " Decoding and verifying have kernels of their own.",
     ),
 ]
 CudaGraphMaxBs = Annotated[

@@ -143,14 +143,16 @@ def serve(
     linear_notes, linear_attn_backend = own_backend("--linear-attn-backend", linear_attn_backend)
     draft = choose_draft(speculative_algorithm, speculative_draft_model_path)
     algorithm = None if speculative_algorithm is None else speculative_algorithm.upper()
-    drafts = draft is not None or algorithm == "MTP"
+    # Without NONE, a width where nothing is drafted is a drafter forgotten: refused below.
+    drafts = algorithm != "NONE"
+    width = options.parse_width(verify_width)
     config = EngineConfig(
         model=model_path,
         draft=draft,
         tp_size=tp_size,
         dtype=dtype,
         device=device,
-        verify_width=options.parse_width(verify_width) if drafts else None,
+        verify_width=width if drafts else None,
         speculative_algorithm=algorithm,
         speculative_num_steps=num_steps if drafts else None,
         speculative_domino_candidate_pool_size=pool_size,

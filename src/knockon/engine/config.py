@@ -137,6 +137,9 @@ class EngineConfig:
             raise Refused("speculative_algorithm", self.speculative_algorithm, wanted)
         if self.speculative_num_steps is not None:
             _at_least("speculative_num_steps", self.speculative_num_steps, 1)
+            if not self.drafts and self.speculative_algorithm != "NONE":
+                wanted = "none where no draft is given"
+                raise Refused("speculative_num_steps", self.speculative_num_steps, wanted)
         _refuse_draft_head(self)
         if self.kv_cache_dtype not in KV_DTYPES:
             raise Refused("kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(KV_DTYPES)}")

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 PACKAGE = "fla-core"
 LEAST_VERSION = (0, 6)
-_INSTALL = "pip install 'knockon[cuda]'"
+_INSTALL = "pip install fla-core"
 _NEEDED = ("fla", "einops")
 
 # How each of its kernels is launched. Left to itself every process times a few dozen settings on

@@ -37,7 +37,7 @@ def plot_curve(curve: Sequence[Line], path: Path, mean: float | None = None) -> 
     try:
         import matplotlib
     except ImportError:
-        hint = "pip install 'knockon[bench]'"
+        hint = "pip install matplotlib"
         raise Refused("matplotlib", None, "the package, to draw with", hint) from None
 
     matplotlib.use("Agg")

@@ -90,7 +90,10 @@ def failure(error: KnockonError, server: ServerProcess) -> dict[str, Any]:
     told = str(error)
     if not isinstance(error, ServerFailed) and (status := server.ended_soon()):
         told += f" (the server has ended with exit code {status})"
-    return {"status": FAILED, "error": told, "log": server.last_lines()}
+    lines = server.last_lines()
+    if isinstance(error, ServerFailed) and lines:
+        told += f"; its log ends: {lines[-1]}"
+    return {"status": FAILED, "error": told, "log": lines}
 
 
 def serving_settings(settings: MatrixSettings, cell: Cell, url: str) -> ServingSettings:

@@ -24,7 +24,7 @@ def check_plot(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise Refused("plot", str(path), f"a file name ending in {', '.join(SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise Refused("plot", str(path), "matplotlib, which the extra knockon[bench] installs")
+        raise Refused("plot", str(path), "matplotlib (pip install matplotlib)")
 
 
 def write_plot(report: RolloutReport, path: Path) -> None:

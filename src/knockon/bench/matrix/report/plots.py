@@ -41,7 +41,7 @@ def check_matplotlib() -> None:
         Refused: no matplotlib.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise Refused("matplotlib", "not installed", "pip install 'knockon[bench]'")
+        raise Refused("matplotlib", "not installed", "pip install matplotlib")
 
 
 def write_plots(results: Results, folder: Path) -> None:
