@@ -7,22 +7,31 @@ Weights are dequantised to BF16: the same numbers that Knockon computes with.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from knockon.errors import Refused
+from knockon.errors import KnockonError, Refused
 from knockon.models.catalog import resolve
 from knockon.models.gguf_source import GGUFFile
 from knockon.models.tokenizer import load_tokenizer
 
 
 def export(model: str, folder: Path) -> Path:
-    """Write ``config.json``, the weights and the tokenizer of ``model`` to ``folder``."""
+    """Write ``config.json``, the weights and the tokenizer of ``model`` to ``folder``.
+
+    Raises:
+        Refused: a model that is not here, that is no GGUF file, or is not of the Llama family.
+        OSError: ``folder`` cannot be written to.
+    """
     path = resolve(model)
+    if path.is_dir():
+        raise Refused("model", str(path), "a GGUF file; this is a folder already")
     source = GGUFFile(path, torch.bfloat16)
     found = source.config
     if found.architecture != "llama" or found.rope.kind != "default":
@@ -60,5 +69,22 @@ def export(model: str, folder: Path) -> Path:
     return folder
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 2 where nothing could be exported."""
+    parser = argparse.ArgumentParser(
+        prog="python -m knockon.bench.export_folder",
+        description="Write a Llama-family GGUF file as a Hugging Face folder in BF16.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a catalogue name or a GGUF file")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it")
+    args = parser.parse_args(arguments)
+    try:
+        print(export(args.model, args.folder))
+    except (KnockonError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 if __name__ == "__main__":
-    print(export(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main())
