@@ -118,15 +118,10 @@ def run_rows(
 ):
     """Some columns of one head's state of one request, through all rows."""
     follow(PDL)
-    request = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    key = tl.arange(0, KEYS)
-    value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    request, head, key, value = slice_of_program(KEYS, VALUES)
     key_live, value_live = key < key_dim, value < value_dim
     live = key_live[:, None] & value_live[None, :]
-    slot = tl.load(slots + request)
-    home = states + (slot * value_heads + head) * key_dim * value_dim
-    home += key[:, None] * value_dim + value[None, :]
+    home = home_of(states, slots, request, head, key, value, value_heads, key_dim, value_dim)
     state = tl.load(home, mask=live, other=0.0).to(tl.float32)
     key_head = head // (value_heads // key_heads)
     for t in range(rows):
@@ -166,15 +161,10 @@ def replay_rows(
 ):
     """Some columns of one head's state of one request, through the rows that stand."""
     follow(PDL)
-    request = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    key = tl.arange(0, KEYS)
-    value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    request, head, key, value = slice_of_program(KEYS, VALUES)
     key_live, value_live = key < key_dim, value < value_dim
     live = key_live[:, None] & value_live[None, :]
-    slot = tl.load(slots + request)
-    home = states + (slot * value_heads + head) * key_dim * value_dim
-    home += key[:, None] * value_dim + value[None, :]
+    home = home_of(states, slots, request, head, key, value, value_heads, key_dim, value_dim)
     state = tl.load(home, mask=live, other=0.0).to(tl.float32)
     key_head = head // (value_heads // key_heads)
     length = tl.load(lengths + request).to(tl.int32)
@@ -189,6 +179,21 @@ def replay_rows(
         state = written(state, keys, correction[None, :], KEYS, VALUES)
         state = state.to(states.dtype.element_ty).to(tl.float32)
     tl.store(home, state.to(states.dtype.element_ty), mask=live)
+
+
+@jit
+def slice_of_program(KEYS: tl.constexpr, VALUES: tl.constexpr):
+    """Whose state a program holds: request, head, ids of its rows ``[KEYS]`` and columns."""
+    request = tl.program_id(0).to(tl.int64)
+    value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    return request, tl.program_id(1), tl.arange(0, KEYS), value
+
+
+@jit
+def home_of(states, slots, request, head, key, value, value_heads, key_dim, value_dim):
+    """Where the slice lies: pointers ``[KEYS, VALUES]``."""
+    state = tl.load(slots + request) * value_heads + head
+    return states + state * key_dim * value_dim + (key[:, None] * value_dim + value[None, :])
 
 
 @jit
