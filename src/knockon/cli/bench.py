@@ -114,10 +114,11 @@ def rollout(
     """
     from rich.console import Console
 
+    from knockon.bench.comma_lists import parse_names, parse_numbers
     from knockon.bench.rollout.plot import write_plot
     from knockon.bench.rollout.ranks import decide_tp_size, ranks_for
     from knockon.bench.rollout.run import measure
-    from knockon.bench.rollout.settings import parse_batches, parse_names, settle
+    from knockon.bench.rollout.settings import settle
     from knockon.bench.rollout.table import print_tables
     from knockon.cli.result_files import check_result_files, write_result
     from knockon.parallel.torchrun import is_first_rank
@@ -128,7 +129,7 @@ def rollout(
         dtype=dtype,
         tp_size=decide_tp_size(tp_size, one_rank_of),
         one_rank_of=one_rank_of,
-        batches=parse_batches(batches),
+        batches=parse_numbers("batches", batches),
         stages=parse_names(stages),
         implementations=None if implementation in (None, "auto") else parse_names(implementation),
         pool_size=pool_size,

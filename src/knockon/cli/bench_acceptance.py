@@ -66,12 +66,13 @@ def acceptance(
     from knockon.bench.acceptance.run import measure
     from knockon.bench.acceptance.table import print_tables
     from knockon.bench.acceptance.workloads import load_workloads
+    from knockon.bench.comma_lists import parse_names
     from knockon.cli.result_files import check_result_files, write_result
     from knockon.engine.defaults import choose_device
     from knockon.engine.hardware import detect
     from knockon.models.catalog import resolve
 
-    asked = None if methods is None else [name.strip() for name in methods.split(",")]
+    asked = None if methods is None else parse_names(methods)
     chosen = choose_methods(resolve(model), Checkpoints(mtp, dflash, domino), asked)
     prompts = load_workloads(workloads or [], limit)
     where = choose_device(detect()).value if device == "auto" else device

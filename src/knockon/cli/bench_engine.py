@@ -114,11 +114,10 @@ def engine(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from knockon.bench.comma_lists import parse_names, parse_numbers
     from knockon.bench.engine.parsing import (
         parse_accept_lengths,
         parse_alternate,
-        parse_concurrency,
-        parse_methods,
         parse_narrow_accept_lengths,
         parse_verify_widths,
     )
@@ -133,8 +132,8 @@ def engine(
         model=model,
         device=device,
         dtype=dtype,
-        methods=parse_methods(methods),
-        concurrency=None if concurrency is None else parse_concurrency(concurrency),
+        methods=parse_names(methods),
+        concurrency=None if concurrency is None else parse_numbers("concurrency", concurrency),
         num_prompts=num_prompts,
         input_len=input_len,
         output_len=output_len,

@@ -139,6 +139,7 @@ def matrix(
     if importlib.util.find_spec("aiohttp") is None:
         raise Refused("aiohttp", "not installed", "pip install aiohttp")
     from knockon.bench.acceptance.methods import Checkpoints
+    from knockon.bench.comma_lists import parse_names, parse_numbers
     from knockon.bench.matrix.cells import WHOLE, parse_share, plan
     from knockon.bench.matrix.drafters import choose_methods
     from knockon.bench.matrix.folder import ResultsFolder
@@ -147,8 +148,8 @@ def matrix(
     from knockon.bench.matrix.workloads import find_workloads
     from knockon.models.catalog import resolve
 
-    asked = None if methods is None else parse_methods([m.strip() for m in methods.split(",")])
-    concurrencies = parse_concurrency(concurrency)
+    asked = None if methods is None else parse_methods(parse_names(methods))
+    concurrencies = parse_numbers("concurrency", concurrency)
     check_serve_arguments(context.args)
     path = resolve(model).absolute()
     chosen, drafters = choose_methods(path, Checkpoints(mtp, dflash, domino), asked)
@@ -255,18 +256,6 @@ def list_cells(settings: MatrixSettings, cells: list[Cell], folder: ResultsFolde
         f"{len(cells)} cells: {counts.count('done')} done, {counts.count('failed')} failed, "
         f"{counts.count(None)} to be measured"
     )
-
-
-def parse_concurrency(text: str) -> tuple[int, ...]:
-    """Read ``"1,8,32"``.
-
-    Raises:
-        Refused: anything else.
-    """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise Refused("concurrency", text, "integers with commas between") from None
 
 
 def check_serve_arguments(arguments: list[str]) -> None:

@@ -9,7 +9,6 @@ import torch
 from knockon.bench.engine.parsing import (
     parse_accept_lengths,
     parse_alternate,
-    parse_concurrency,
     parse_narrow_accept_lengths,
     parse_verify_widths,
 )
@@ -95,7 +94,6 @@ def test_an_accept_length_is_not_asked_of_methods_left_out():
 
 
 def test_lists_are_read_with_commas_between():
-    assert parse_concurrency("1, 8,32") == (1, 8, 32)
     assert parse_accept_lengths("dflash=6.5, domino = 9") == {"dflash": 6.5, "domino": 9.0}
     for text in ("dflash", "dflash=x", "target=2", "dflash=2,dflash=3", ""):
         with pytest.raises(Refused, match="METHOD=MEAN"):
@@ -106,8 +104,6 @@ def test_lists_are_read_with_commas_between():
     for text in ("domino=6", "target@8=2", "domino@x=6", "domino@8=6,domino@4=3"):
         with pytest.raises(Refused, match="METHOD@WIDTH=MEAN"):
             parse_narrow_accept_lengths(text)
-    with pytest.raises(Refused, match="concurrency"):
-        parse_concurrency("1;8")
 
 
 def test_the_shipped_reference_is_read_and_says_what_differs():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from knockon.bench.rollout.settings import parse_batches, settle
+from knockon.bench.rollout.settings import settle
 from knockon.bench.rollout.shapes import SHAPES, find_shape
 from knockon.errors import Refused
 
@@ -126,9 +126,3 @@ def test_enough_inputs_are_compared():
         settings = settle(device="cpu", batches=batches)
         assert settings.check_inputs >= 3
         assert settings.check_inputs * sum(batches) * settings.steps >= 1095
-
-
-def test_batches_are_numbers_with_commas():
-    assert parse_batches("1, 8,64") == (1, 8, 64)
-    with pytest.raises(Refused, match="batches"):
-        parse_batches("1;8")

@@ -7,11 +7,6 @@ from knockon.engine.width import AUTO
 from knockon.errors import Refused
 
 
-def parse_methods(text: str) -> tuple[str, ...]:
-    """``"target,domino"`` to its parts."""
-    return tuple(part.strip() for part in text.split(","))
-
-
 def parse_accept_lengths(text: str) -> dict[str, float]:
     """``"dflash=6.878,domino=9.16"`` to numbers by method.
 
@@ -49,18 +44,6 @@ def parse_narrow_accept_lengths(text: str) -> dict[str, tuple[int, float]]:
             wanted = f"METHOD@WIDTH=MEAN with commas between, of {', '.join(ACCEPT_LENGTHS)}"
             raise Refused("narrow_accept_length", part, wanted) from None
     return found
-
-
-def parse_concurrency(text: str) -> tuple[int, ...]:
-    """``"1,8,32"`` to numbers.
-
-    Raises:
-        Refused: anything else.
-    """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise Refused("concurrency", text, "numbers with commas between, e.g. 1,8,32") from None
 
 
 def parse_verify_widths(text: str) -> tuple[int | str, ...]:

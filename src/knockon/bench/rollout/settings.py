@@ -149,23 +149,6 @@ def settle(
     )
 
 
-def parse_batches(text: str) -> tuple[int, ...]:
-    """``"1,8,64"`` to numbers.
-
-    Raises:
-        Refused: anything else.
-    """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise Refused("batches", text, "numbers with commas between, e.g. 1,8,64") from None
-
-
-def parse_names(text: str) -> tuple[str, ...]:
-    """``"base,A"`` to its parts."""
-    return tuple(part.strip() for part in text.split(","))
-
-
 def _refuse_fp8(shape: RolloutShape, device: str, dtype: str, stages: Sequence[str]) -> None:
     obstacle = fp8_obstacle(torch.device(device))
     if not {"base", "C"} & set(stages):
