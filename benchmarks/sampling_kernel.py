@@ -4,12 +4,15 @@
 
 BF16 logits. Every kind of draw is checked before it is timed: where the kernels draw another token
 than the twin, the two tokens' scores must tie to within rounding. A time is the median of 5
-rounds of CUDA-graph replays. ``bytes_us`` is what reading the logits twice takes at 4.1 TB/s.
+rounds of CUDA-graph replays. ``widened_us`` is the kernels as the engine's graphs hold them, with
+all filters or none (``DrawKind.widened``). ``bytes_us`` is what reading the logits twice takes at
+4.1 TB/s.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -23,7 +26,7 @@ from knockon.bench.replay import replay_us
 from knockon.engine.filters import temper
 from knockon.engine.fused.draw import DrawLaunch, draw_kernel, draw_launch
 from knockon.engine.noise import exponential, row_keys
-from knockon.engine.sampling import SamplingBatch, SamplingRequest, draw_plain
+from knockon.engine.sampling import DrawKind, SamplingBatch, SamplingRequest, draw_plain
 from knockon.engine.sampling_params import SamplingParams
 from knockon.rollout import order
 
@@ -71,6 +74,12 @@ def batch_of(shape: Shape, kind: dict[str, Any]) -> SamplingBatch:
     return SamplingBatch.build(requests, shape.vocab, "cuda")
 
 
+def widened(batch: SamplingBatch) -> SamplingBatch:
+    """As a graph holds it."""
+    kind = DrawKind(*(getattr(batch, name) for name in DrawKind._fields)).widened()
+    return dataclasses.replace(batch, **kind._asdict())
+
+
 def differing(logits: Tensor, positions: Tensor, batch: SamplingBatch, kind: str) -> int:
     """Rows drawn otherwise than by the twin; all of them ties."""
     got, wanted = draw_kernel(logits, positions, batch), draw_plain(logits, positions, batch)
@@ -105,12 +114,16 @@ def time_shape(shape: Shape, seconds: float) -> list[dict[str, Any]]:
     results = []
     for kind, settings in KINDS.items():
         batch = batch_of(shape, settings)
+        in_graph = widened(batch)
         unlike = differing(logits, positions, batch, kind)
         result: dict[str, Any] = shape._asdict() | {
             "kind": kind,
             "rows_differing": unlike,
             "kernel_us": replay_us(
                 [lambda batch=batch: draw_kernel(logits, positions, batch)], seconds=seconds
+            ),
+            "widened_us": replay_us(
+                [lambda batch=in_graph: draw_kernel(logits, positions, batch)], seconds=seconds
             ),
             "plain_us": replay_us(
                 [lambda batch=batch: draw_plain(logits, positions, batch)], seconds=seconds
@@ -130,7 +143,7 @@ def time_shape(shape: Shape, seconds: float) -> list[dict[str, Any]]:
                 for which in variants(draw_launch(count, shape.vocab), count, shape.vocab)
             ]
         results.append(result)
-        columns = ("kernel_us", "plain_us", "argmax_us", "bytes_us")
+        columns = ("kernel_us", "widened_us", "plain_us", "argmax_us", "bytes_us")
         cells = "".join(f"{result[name]:>11.1f}" for name in columns)
         print(f"{shape.name:>22} {kind:>16}{unlike:>9}{cells}", flush=True)
         for tried in result.get("variants", ()):
@@ -146,7 +159,8 @@ def main() -> None:
     torch.manual_seed(0)
     begun = time.monotonic()
     print(
-        f"{'microseconds':>39}{'differ':>9}{'kernel':>11}{'plain':>11}{'argmax':>11}{'bytes':>11}"
+        f"{'microseconds':>39}{'differ':>9}{'kernel':>11}{'widened':>11}{'plain':>11}"
+        f"{'argmax':>11}{'bytes':>11}"
     )
     results = [found for shape in SHAPES for found in time_shape(shape, args.seconds)]
     print(f"{time.monotonic() - begun:.0f} s")

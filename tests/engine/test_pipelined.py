@@ -269,6 +269,31 @@ def test_what_graphs_run_leaves_no_trace_of_padding_and_capture(
     assert any(key.width == 1 for key in steps)  # once nobody in a step speculates
 
 
+def test_clients_of_many_filters_make_few_graphs(
+    tiny: TinyShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filters: list[dict[str, Any]] = [{"top_k": k, "top_p": 1.0} for k in (1, 2, 5, 17, 130)]
+    filters += [{"top_p": p, "top_k": 0} for p in (0.3, 0.9)]
+    filters += [{"top_k": 0, "top_p": 1.0, "min_p": m} for m in (0.0, 0.2)]
+    base = replace(SAMPLED, min_p=0.0, max_tokens=6)
+    params = [replace(with_seed(base, i), **each) for i, each in enumerate(filters)]
+    model, draft = tiny.target(), tiny.drafter("domino")
+    expected = generate(model, draft, PROMPTS, params, max_batch_size=1)
+    with load(model, draft, max_batch_size=1, overlap_schedule=True) as llm:
+        runner = llm._engine.runner  # type: ignore[union-attr]
+        assert isinstance(runner, PipelinedRunner)
+        graphs = ReplayedByHand()
+        monkeypatch.setattr(runner, "graphs", graphs)
+        runner._slots[1] = torch.full((1,), runner.state.idle)
+        found = llm.generate(PROMPTS, params)
+    check_same(expected, found)
+    names = [str(key) for key in graphs.made]
+    assert sorted(name.partition(", ")[2].partition(", ")[2] for name in names) == [
+        "drawn with filters",
+        "drawn without filters",
+    ]
+
+
 @pytest.mark.parametrize("drafter", ["domino", "mtp"])
 def test_two_ranks_pipeline_alike(tiny: TinyShelf, drafter: str) -> None:
     model, draft = tiny.target(), tiny.drafter(drafter)

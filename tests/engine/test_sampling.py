@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,13 @@ import torch
 
 from knockon.engine import sampling
 from knockon.engine.noise import exponential, fresh_seed, row_keys
-from knockon.engine.sampling import SamplingBatch, SamplingRequest, sample
+from knockon.engine.sampling import (
+    DrawKind,
+    SamplingBatch,
+    SamplingRequest,
+    sample,
+    sampling_row,
+)
 from knockon.engine.sampling_params import SamplingParams
 from knockon.engine.verify import Accepted, accept
 from knockon.rollout import order
@@ -181,6 +188,22 @@ def test_the_host_knows_what_is_off() -> None:
     )
     assert batch.all_greedy and batch.penalties is None and batch.bad_words is None
     assert (batch.max_top_k, batch.any_top_p, batch.any_min_p) == (0, False, False)
+
+
+def test_whatever_is_asked_for_is_drawn_alike_by_one_of_three_kinds() -> None:
+    draws = [{}, *({"top_k": k} for k in range(1, V)), {"min_p": 0.1}, {"top_p": 0.5}]
+    draws += [{"top_k": 2, "top_p": 0.9}, {"min_p": 0.3, "top_p": 0.4}]
+    kinds = set()
+    for draw in draws:
+        requests = [SamplingRequest(SamplingParams(**d), 5) for d in (draw, {"temperature": 0})]
+        exact = SamplingBatch.build(requests, V)
+        kind = DrawKind.of([sampling_row(r.params, V) for r in requests]).widened()
+        kinds.add(kind)
+        logits, proposals, positions = block(2)
+        drawn = sample(logits, proposals, positions, replace(exact, **kind._asdict()))
+        assert torch.equal(drawn, sample(logits, proposals, positions, exact)), draw
+    assert len(kinds) == 2
+    assert DrawKind.of([]).widened() == DrawKind.of([]) not in kinds
 
 
 @pytest.mark.gpu

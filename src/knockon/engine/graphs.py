@@ -22,7 +22,8 @@ class StepKey(NamedTuple):
     kind: DrawKind
 
     def __str__(self) -> str:
-        kind = "greedy" if self.kind.all_greedy else str(self.kind)
+        filters = "with" if self.kind.max_top_k else "without"
+        kind = "greedy" if self.kind.all_greedy else f"drawn {filters} filters"
         return f"a step of {self.bucket} requests, verify width {self.width}, {kind}"
 
 

@@ -214,13 +214,14 @@ class PipelinedRunner:
         params = [r.params for r in requests]
         kind = None
         if not any(p.logprobs is not None or p.needs_history for p in params):
-            kind = self._kind(requests).rounded()
+            kind = self._kind(requests)
         bucket = bucket_of(len(requests), self._slots)
         if kind is None or bucket is None:
             batch = _Batch(stays, upload(slots, torch.int64, self.device), kind, None)
         else:
             self._fill(bucket, slots)
-            batch = _Batch(stays, self._slots[bucket], kind, bucket)
+            # Graphs are kept for good: whatever clients ask for, there are three a shape.
+            batch = _Batch(stays, self._slots[bucket], kind.widened(), bucket)
         self._batch = batch
         return batch
 

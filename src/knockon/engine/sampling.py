@@ -78,11 +78,13 @@ class DrawKind(NamedTuple):
     any_min_p: bool
     top_p_within_top_k: bool
 
-    def rounded(self) -> DrawKind:
-        """A kind that draws the same with ``max_top_k`` a power of two, so that kinds are few."""
-        if self.max_top_k == 0:
-            return self
-        return self._replace(max_top_k=1 << (self.max_top_k - 1).bit_length())
+    def widened(self) -> DrawKind:
+        """The one of three kinds that draws the same: greedy, without filters, with all of them.
+
+        A filter that is off for a request keeps all of its tokens, and costs little.
+        """
+        filtered = self.max_top_k > 0 or self.any_top_p or self.any_min_p
+        return _ALL_FILTERS if filtered else self
 
     @classmethod
     def of(cls, rows: Sequence[SamplingRow]) -> DrawKind:
@@ -94,6 +96,10 @@ class DrawKind(NamedTuple):
             any_min_p=any(row.log_min_p != -math.inf for row in rows),
             top_p_within_top_k=all(row.top_k > 0 for row in rows if row.top_p != math.inf),
         )
+
+
+_WHOLE = (1 << 31) - 1  # tokens of no vocabulary: a bound on every top-k
+_ALL_FILTERS = DrawKind(False, _WHOLE, any_top_p=True, any_min_p=True, top_p_within_top_k=False)
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class SamplingBatch:
         penalties: counts of the penalised requests, ``None`` without any.
         bad_words: banned sequences, ``None`` without any.
         all_greedy: known to the host, as are the next four; they choose what is computed.
-        max_top_k: largest ``top_k``.
+        max_top_k: largest ``top_k``, or a bound on it.
         any_top_p: whether top-p is on for any request.
         any_min_p: whether min-p is on for any request.
         top_p_within_top_k: whether top-k is on wherever top-p is.

@@ -15,7 +15,13 @@ from torch import Tensor
 from knockon.engine.filters import filter_logits, temper
 from knockon.engine.fused.draw import DrawLaunch, _thresholds, draw_kernel, draw_launch
 from knockon.engine.noise import exponential, row_keys
-from knockon.engine.sampling import SamplingBatch, SamplingRequest, draw_plain
+from knockon.engine.sampling import (
+    DrawKind,
+    SamplingBatch,
+    SamplingRequest,
+    draw_plain,
+    sampling_row,
+)
 from knockon.engine.sampling_params import SamplingParams
 
 NAN, INF = math.nan, math.inf
@@ -60,6 +66,21 @@ def test_draws_equal_the_twin(name: str, kernel_device: torch.device) -> None:
         wanted = draw_plain(logits, positions, batch)
         for launch in (None, small(width)):
             assert torch.equal(draw_kernel(logits, positions, batch, launch), wanted)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_filters_that_are_off_for_all_change_no_draw(
+    name: str, kernel_device: torch.device
+) -> None:
+    """As in a graph, which is made for all filters or for none."""
+    settings = SETTINGS[name]
+    logits, positions = inputs(len(settings), 2, 300, FP32, kernel_device)
+    batch = batch_of(settings, 300, kernel_device)
+    kind = DrawKind.of([sampling_row(SamplingParams(**s), 300) for s in settings]).widened()
+    widened = replace(batch, **kind._asdict())
+    assert widened.any_min_p == (name not in ("temperatures", "beside greedy"))
+    wanted = draw_kernel(logits, positions, batch)
+    assert torch.equal(draw_kernel(logits, positions, widened), wanted)
 
 
 @pytest.mark.parametrize("name", ["temperatures", "all"])
