@@ -61,7 +61,7 @@ class CyclingWidth:
         self.widths = tuple(sorted(widths))
         self._step = 0
 
-    def choose(self, batch: int) -> int:
+    def choose(self, batch: int, speculating: int) -> int:
         self._step += 1
         return self.widths[self._step % len(self.widths)]
 

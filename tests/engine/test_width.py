@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def test_beats_both_fixed_widths_where_concurrency_alternates(kind: str, seeded:
 
 def test_the_published_tables_have_16_best_alone_and_8_best_at_32() -> None:
     known = BestKnown((8, 16), TABLES["a100"], DOMINO_CLASSES)
-    assert [known.choose(c) for c in (1, 32)] == [16, 8]
+    assert [known.choose(c, c) for c in (1, 32)] == [16, 8]
     for kind, lengths in zip(DOMINO_CLASSES, ((6.335, 9.163), (6.201, 8.760)), strict=False):
         tokens = expected_tokens(kind.rates)
         assert (tokens[7], tokens[15]) == pytest.approx(lengths)
@@ -165,9 +166,38 @@ def test_choosing_changes_nothing() -> None:
     policy = AdaptiveWidth(AUTO_WIDTHS)
     for step in range(300):
         batch = 1 + 31 * (step % 7 == 0)
-        width = policy.choose(batch)
-        assert [policy.choose(b) for b in (batch, 3, batch)][::2] == [width, width]
+        width = policy.choose(batch, batch)
+        assert [policy.choose(b, b) for b in (batch, 3, batch)][::2] == [width, width]
         policy.record(batch, width, [min(width, 5)] * batch, 0.01 + 0.001 * width * batch)
+
+
+def test_a_batch_of_which_few_speculate_is_verified_narrower() -> None:
+    """The others gain one token at any width, and pay for the step's time all the same."""
+    table, kind = TABLES["a100"], CLASSES["high"][0]
+    expected = expected_tokens(kind.rates)
+    usual = []
+    for speculating in (32, 16, 4, 1):
+        policy = AdaptiveWidth(AUTO_WIDTHS, BUCKETS, seeds(table))
+        simulate(policy, table, CLASSES["high"], [Phase(32, 4000)])
+
+        def gains(width: int, speculating: int = speculating) -> float:
+            tokens = 32 - speculating + speculating * expected[width - 1]
+            return tokens / table.seconds(32, width)
+
+        gained = seconds = 0.0
+        run: Counter[int] = Counter()
+        for step in range(400):
+            width = policy.choose(32, speculating)
+            draws = [(step * 0.618034 + i * 0.414214) % 1 for i in range(speculating)]
+            lengths = [kind.accept_length(width, draw) for draw in draws]
+            policy.record(32, width, lengths, table.seconds(32, width))
+            if step >= 200:
+                run[width] += 1
+                gained += gains(width) * table.seconds(32, width)
+                seconds += table.seconds(32, width)
+        usual.append(run.most_common(1)[0][0])
+        assert gained / seconds >= 0.97 * max(gains(width) for width in AUTO_WIDTHS)
+    assert usual == [16, 12, 1, 1]
 
 
 @pytest.fixture
@@ -192,7 +222,7 @@ def test_choices_made_before_the_last_steps_are_told_are_as_good(trace: list[Wid
     kind, late = CLASSES["falling"][0], []
     tokens, seconds = 0, 0.0
     for step in range(400):
-        width = policy.choose(8)
+        width = policy.choose(8, 8)
         length = kind.accept_length(width, (step * 0.618034) % 1)
         late.append((8, width, [length] * 8, table.seconds(8, width)))
         if len(late) > 2:
@@ -208,7 +238,8 @@ def test_choices_made_before_the_last_steps_are_told_are_as_good(trace: list[Wid
         "{",
         "[]",
         '{"batch": 1}',
-        '{"batch": 2, "width": 4, "accept_lengths": [1], "seconds": 1}',
+        '{"batch": 2, "width": 4, "accept_lengths": [1, 1, 1], "seconds": 1}',
+        '{"batch": 2, "width": 4, "accept_lengths": [], "seconds": 1}',
         '{"batch": 1, "width": 4, "accept_lengths": [5], "seconds": 1}',
         '{"batch": 1, "width": 4, "accept_lengths": [1], "seconds": 0}',
     ],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
-from knockon.bench.width_trace import TracedWidth, replay
+from knockon.bench.width_trace import TracedWidth, read_trace, replay, write_trace
 from knockon.engine.llm import LLM
 from knockon.engine.rank_zero_width import RankZeroWidth
 from knockon.engine.request import RequestOutput
@@ -39,7 +41,7 @@ class CyclingWidth:
     def __init__(self) -> None:
         self.told: list[tuple[int, int, list[int]]] = []
 
-    def choose(self, batch: int) -> int:
+    def choose(self, batch: int, speculating: int) -> int:
         return CYCLE[len(self.told) % len(CYCLE)]
 
     def record(self, batch: int, width: int, accept_lengths: Sequence[int], seconds: float) -> None:
@@ -114,12 +116,21 @@ def test_auto_is_lossless_and_says_which_widths_it_took(tiny: TinyShelf) -> None
     assert sum(metrics.widths.values()) == metrics.steps
 
 
-def test_an_engines_own_trace_replays_to_the_widths_it_took(tiny: TinyShelf) -> None:
+@pytest.mark.parametrize("off", [(), (0, 2, 3)])
+def test_an_engines_own_trace_replays_to_the_widths_it_took(
+    tiny: TinyShelf, tmp_path: Path, off: tuple[int, ...]
+) -> None:
+    params = [replace(GREEDY, speculation=i not in off) for i in range(len(PROMPTS))]
     with load(tiny.target(), tiny.drafter("domino"), verify_width="auto") as llm:
         assert llm._engine is not None
         llm._engine.widths = traced = TracedWidth(llm._engine.widths)
-        llm.generate(PROMPTS, GREEDY)
+        outputs = llm.generate(PROMPTS, params)
     widths = [step.width for step in traced.steps]
+    assert {len(step.accept_lengths) for step in traced.steps} >= {len(PROMPTS) - len(off)}
+    assert max(step.batch for step in traced.steps) == len(PROMPTS)
+    assert tokens(outputs) == tokens(target_only(tiny.target(), PROMPTS))
+    write_trace(traced.steps, tmp_path / "trace.jsonl")
+    assert read_trace(tmp_path / "trace.jsonl") == traced.steps
     assert replay(traced.steps, AdaptiveWidth(traced.widths)) == widths
 
 
@@ -138,7 +149,7 @@ def test_ranks_that_time_steps_differently_take_rank_0s_widths() -> None:
         chosen = []
         for step in range(60):
             batch = (1, 8)[step // 10 % 2]
-            width = policy.choose(batch)
+            width = policy.choose(batch, batch)
             chosen.append(width)
             # To rank 1 rows cost nothing, to rank 0 they are dear.
             seconds = 0.01 + (0.0, 0.01)[group.rank == 0] * width * batch
@@ -153,7 +164,7 @@ def test_ranks_that_time_steps_differently_take_rank_0s_widths() -> None:
 def test_a_fixed_width_learns_nothing(tiny: TinyShelf) -> None:
     policy = FixedWidth(8)
     policy.record(1, 8, [1], 1.0)
-    assert (policy.choose(1), policy.choose(64), policy.name) == (8, 8, 8)
+    assert (policy.choose(1, 1), policy.choose(64, 3), policy.name) == (8, 8, 8)
 
 
 def test_auto_without_a_drafter_and_other_words_are_refused(tiny: TinyShelf) -> None:

@@ -127,7 +127,7 @@ class BestKnown:
         """Expected tokens a second of the whole batch."""
         return batch * self._tokens[width - 1] / self._table.seconds(batch, width)
 
-    def choose(self, batch: int) -> int:
+    def choose(self, batch: int, speculating: int) -> int:
         return max(self.widths, key=lambda width: self.throughput(batch, width))
 
     def record(self, batch: int, width: int, accept_lengths: Sequence[int], seconds: float) -> None:
@@ -157,7 +157,7 @@ def simulate(
         ]
         made = 0
         while made < phase.tokens:
-            width = traced.choose(phase.concurrency)
+            width = traced.choose(phase.concurrency, phase.concurrency)
             gained = [slot.step(width) for slot in slots]
             held_up = HELD_UP_FACTOR if noise.random() < HELD_UP_SHARE else 1.0
             factor = held_up * max(0.5, noise.gauss(1, TIME_NOISE))

@@ -13,7 +13,8 @@ from knockon.errors import Refused
 
 @dataclass(frozen=True)
 class WidthStep:
-    """One decode step: requests, the width run, each request's accept length, the step's time."""
+    """One decode step: requests, the width run, the accept length of each that speculates, the
+    step's time."""
 
     batch: int
     width: int
@@ -22,8 +23,8 @@ class WidthStep:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the step gained."""
-        return sum(self.accept_lengths)
+        """Tokens that the step gained; one of each request that does not speculate."""
+        return sum(self.accept_lengths) + self.batch - len(self.accept_lengths)
 
 
 class TracedWidth:
@@ -35,8 +36,8 @@ class TracedWidth:
         self.widths = policy.widths
         self.steps: list[WidthStep] = []
 
-    def choose(self, batch: int) -> int:
-        return self.policy.choose(batch)
+    def choose(self, batch: int, speculating: int) -> int:
+        return self.policy.choose(batch, speculating)
 
     def record(self, batch: int, width: int, accept_lengths: Sequence[int], seconds: float) -> None:
         self.steps.append(WidthStep(batch, width, list(accept_lengths), seconds))
@@ -47,7 +48,7 @@ def replay(steps: Iterable[WidthStep], policy: WidthPolicy) -> list[int]:
     """What a fresh policy would have chosen before each step, told of the steps as they ran."""
     chosen = []
     for step in steps:
-        chosen.append(policy.choose(step.batch))
+        chosen.append(policy.choose(step.batch, len(step.accept_lengths)))
         policy.record(step.batch, step.width, step.accept_lengths, step.seconds)
     return chosen
 
@@ -68,7 +69,7 @@ def read_trace(path: Path) -> list[WidthStep]:
         try:
             step = WidthStep(**json.loads(line))
             valid = (
-                len(step.accept_lengths) == step.batch > 0
+                0 < len(step.accept_lengths) <= step.batch
                 and all(1 <= length <= step.width for length in step.accept_lengths)
                 and step.seconds > 0
             )
@@ -78,7 +79,7 @@ def read_trace(path: Path) -> list[WidthStep]:
             raise Refused(
                 f"{path} line {number}",
                 line[:60],
-                "batch, width, accept_lengths (one a request, 1 to width) and seconds",
+                "batch, width, accept_lengths (1 to width, at most one a request) and seconds",
             )
         steps.append(step)
     return steps

@@ -208,9 +208,8 @@ class Engine:
 
     def _width(self, decode: Sequence[Request]) -> int:
         """The verify width of the next step: 1 where nobody in it speculates."""
-        if any(request.params.speculation for request in decode):
-            return self.widths.choose(len(decode))
-        return 1
+        speculating = sum(request.params.speculation for request in decode)
+        return self.widths.choose(len(decode), speculating) if speculating else 1
 
     def _take_off(self, work: Step, width: int) -> None:
         """Note what a launched step does to its requests, as far as that is known beforehand."""

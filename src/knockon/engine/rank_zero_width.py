@@ -25,8 +25,8 @@ class RankZeroWidth:
         self.name = policy.name
         self.widths = policy.widths
 
-    def choose(self, batch: int) -> int:
-        width = self.policy.choose(batch) if self.group.rank == 0 else 0
+    def choose(self, batch: int, speculating: int) -> int:
+        width = self.policy.choose(batch, speculating) if self.group.rank == 0 else 0
         word = torch.tensor([width])
         self.group.broadcast(word)
         return int(word.item())

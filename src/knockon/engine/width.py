@@ -36,12 +36,18 @@ class WidthPolicy(Protocol):
     @property
     def widths(self) -> tuple[int, ...]: ...
 
-    def choose(self, batch: int) -> int:
-        """The width for the next step of ``batch`` requests. Changes nothing."""
+    def choose(self, batch: int, speculating: int) -> int:
+        """The width for the next step. Changes nothing.
+
+        Args:
+            batch: requests in it.
+            speculating: those of them that may gain more than a token, at least one.
+        """
         ...
 
     def record(self, batch: int, width: int, accept_lengths: Sequence[int], seconds: float) -> None:
-        """Learn from a step: the width run, each request's accept length and the step's time.
+        """Learn from a step: the width run, the accept length of each request that speculates,
+        and the step's time.
 
         Steps are told in the order in which they ran; later ones may have been chosen already.
         """
@@ -55,7 +61,7 @@ class FixedWidth:
         self.name = width
         self.widths = (width,)
 
-    def choose(self, batch: int) -> int:
+    def choose(self, batch: int, speculating: int) -> int:
         return self.widths[0]
 
     def record(self, batch: int, width: int, accept_lengths: Sequence[int], seconds: float) -> None:
@@ -63,7 +69,7 @@ class FixedWidth:
 
 
 class WidthRate(NamedTuple):
-    """What a width promises: tokens a request a step, and seconds a step."""
+    """What a width promises: mean tokens of a request in a step, and seconds a step."""
 
     width: int
     tokens: float
@@ -71,7 +77,7 @@ class WidthRate(NamedTuple):
 
     @property
     def throughput(self) -> float:
-        """Tokens a second of one request."""
+        """Mean tokens a second of a request."""
         return self.tokens / self.seconds
 
 
@@ -81,15 +87,23 @@ def auto_widths(block_size: int) -> tuple[int, ...]:
 
 
 def rate_widths(
-    batch: int, acceptance: AcceptanceByPosition, times: StepTimes, widths: Sequence[int]
+    batch: int,
+    speculating: int,
+    acceptance: AcceptanceByPosition,
+    times: StepTimes,
+    widths: Sequence[int],
 ) -> list[WidthRate]:
-    """Every width's promise for a batch; none while no step has been timed."""
-    tokens = acceptance.expected_tokens()
+    """Every width's promise for a batch; none while no step has been timed.
+
+    A request that does not speculate gains one token at whatever width.
+    """
+    expected = acceptance.expected_tokens()
     rates = []
     for width in widths:
         seconds = times.seconds(batch, width)
         if seconds is not None:
-            rates.append(WidthRate(width, tokens[width - 1], seconds))
+            tokens = (batch - speculating + speculating * expected[width - 1]) / batch
+            rates.append(WidthRate(width, tokens, seconds))
     return rates
 
 
@@ -156,20 +170,20 @@ class AdaptiveWidth:
         self._last_run: dict[tuple[int, int], int] = {}
         self._probes: dict[int, int] = {}
         self._budget = 0.0
-        self._rated: dict[int, list[WidthRate]] = {}
+        self._rated: dict[tuple[int, int], list[WidthRate]] = {}
 
-    def choose(self, batch: int) -> int:
+    def choose(self, batch: int, speculating: int) -> int:
         untimed = self._untimed(batch)
         if untimed is not None:
             return untimed
         bucket = self.times.bucket(batch)
-        rates = self._rate(batch)
+        rates = self._rate(batch, speculating)
         return choose_width(rates, self._best.get(bucket), self._due(bucket), self._budget)
 
     def record(self, batch: int, width: int, accept_lengths: Sequence[int], seconds: float) -> None:
         bucket = self.times.bucket(batch)
         if self._untimed(batch) is None:
-            rates = self._rate(batch)
+            rates = self._rate(batch, len(accept_lengths))
             best = best_rate(rates, self._best.get(bucket))
             self._best[bucket] = best.width
             self._pay(bucket, width, best, rates)
@@ -179,12 +193,12 @@ class AdaptiveWidth:
         self.times.update(batch, width, seconds)
         self._rated.clear()
 
-    def _rate(self, batch: int) -> list[WidthRate]:
+    def _rate(self, batch: int, speculating: int) -> list[WidthRate]:
         """Every width's promise, worked out once between two records."""
-        bucket = self.times.bucket(batch)
-        if bucket not in self._rated:
-            self._rated[bucket] = rate_widths(batch, self.acceptance, self.times, self.widths)
-        return self._rated[bucket]
+        asked = (batch, speculating)
+        if asked not in self._rated:
+            self._rated[asked] = rate_widths(*asked, self.acceptance, self.times, self.widths)
+        return self._rated[asked]
 
     def _untimed(self, batch: int) -> int | None:
         """An end of the range of widths that must be timed before the bucket can be judged."""
