@@ -2,9 +2,9 @@
 
     python benchmarks/workload_prompts.py WORKLOADS OUT.jsonl [--each 32]
 
-WORKLOADS holds a ``NAME.jsonl`` for each, with ``turns``, ``messages`` or a ``prompt`` a line. The
-first prompts of each are written as ``{"workload": NAME, "prompt": TEXT}``, by turns: so the first
-lines of the file are a mixture too.
+WORKLOADS holds a ``NAME.jsonl`` for each, with ``turns``, ``messages`` or a ``prompt`` a line, as
+``fetch_workloads.py`` makes them of the public sets. The first prompts of each are written as
+``{"workload": NAME, "prompt": TEXT}``, by turns: so the first lines of the file are a mixture too.
 """
 
 from __future__ import annotations
