@@ -7,7 +7,7 @@
 # WORKLOADS: a folder of *.jsonl. RESULTS: the cells, gone on with where they are there. REPORT: gets
 # report.md, report.html, three plots, and results.tar.gz with all cells.
 # For a bare machine: it runs on .venv where that is there, else on python3, whose import path may be
-# added to by PYTHONPATH (fastapi, uvicorn, httptools, pydantic, pyzmq, msgspec, prometheus-client,
+# added to by PYTHONPATH (fastapi, uvicorn, h11, pydantic, pyzmq, msgspec, prometheus-client,
 # gguf, aiohttp and matplotlib beside torch, transformers, typer and rich).
 # May be set: MODEL (smollm2-135m; with KNOCKON_CACHE for where it was pulled, or a folder), METHODS,
 # CONCURRENCY, REPEATS, NUM_PROMPTS, OUTPUT_LEN (512), DEVICE (cuda), PYTHON, and

@@ -4,9 +4,9 @@
 
 BF16 logits. Every kind of draw is checked before it is timed: where the kernels draw another token
 than the twin, the two tokens' scores must tie to within rounding. A time is the median of 5
-rounds of CUDA-graph replays. ``widened_us`` is the kernels as the engine's graphs hold them, with
-all filters or none (``DrawKind.widened``). ``bytes_us`` is what reading the logits twice takes at
-4.1 TB/s.
+rounds of CUDA-graph replays. ``widened_us`` is the kernels as the engine's graphs hold them, told
+only which filters are on (``DrawKind.widened``). ``bytes_us`` is what reading the logits twice
+takes at 4.1 TB/s.
 """
 
 from __future__ import annotations

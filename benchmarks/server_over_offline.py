@@ -46,7 +46,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--verify-width", default="8")
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    asked = parser.parse_args()
+    for name in ("count", "max_tokens", "concurrency", "repeats"):
+        if getattr(asked, name) < 1:
+            parser.error(f"--{name.replace('_', '-')}: at least 1")
+    if asked.json and not asked.json.parent.is_dir():
+        parser.error(f"--json: {asked.json.parent} is no folder")
+    return asked
 
 
 def served(url: str, prompts: Path, asked: argparse.Namespace) -> tuple[float, list[str]]:

@@ -289,8 +289,10 @@ def test_clients_of_many_filters_make_few_graphs(
     check_same(expected, found)
     names = [str(key) for key in graphs.made]
     assert sorted(name.partition(", ")[2].partition(", ")[2] for name in names) == [
-        "drawn with filters",
-        "drawn without filters",
+        "drawn by min-p",
+        "drawn by temperature",
+        "drawn by top-k",
+        "drawn by top-p",
     ]
 
 

@@ -190,7 +190,7 @@ def test_the_host_knows_what_is_off() -> None:
     assert (batch.max_top_k, batch.any_top_p, batch.any_min_p) == (0, False, False)
 
 
-def test_whatever_is_asked_for_is_drawn_alike_by_one_of_three_kinds() -> None:
+def test_whatever_is_asked_for_is_drawn_alike_by_one_of_nine_kinds() -> None:
     draws = [{}, *({"top_k": k} for k in range(1, V)), {"min_p": 0.1}, {"top_p": 0.5}]
     draws += [{"top_k": 2, "top_p": 0.9}, {"min_p": 0.3, "top_p": 0.4}]
     kinds = set()
@@ -202,7 +202,7 @@ def test_whatever_is_asked_for_is_drawn_alike_by_one_of_three_kinds() -> None:
         logits, proposals, positions = block(2)
         drawn = sample(logits, proposals, positions, replace(exact, **kind._asdict()))
         assert torch.equal(drawn, sample(logits, proposals, positions, exact)), draw
-    assert len(kinds) == 2
+    assert len(kinds) == 6
     assert DrawKind.of([]).widened() == DrawKind.of([]) not in kinds
 
 

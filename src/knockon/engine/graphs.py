@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +22,9 @@ class StepKey(NamedTuple):
     kind: DrawKind
 
     def __str__(self) -> str:
-        filters = "with" if self.kind.max_top_k else "without"
-        kind = "greedy" if self.kind.all_greedy else f"drawn {filters} filters"
+        on = (self.kind.max_top_k > 0, self.kind.any_top_p, self.kind.any_min_p)
+        names = [name for name, is_on in zip(("top-k", "top-p", "min-p"), on, strict=True) if is_on]
+        kind = "greedy" if self.kind.all_greedy else f"drawn by {'+'.join(names) or 'temperature'}"
         return f"a step of {self.bucket} requests, verify width {self.width}, {kind}"
 
 
@@ -156,23 +157,20 @@ _SPARED_ROWS = 512
 _TOGETHER, _LONGEST, _ALL_ROWS = 8, 1024, 2048
 
 
-def together(rows: int, waiting: int, most: int) -> int:
+def together(rows: Sequence[int], most: int) -> int:
     """How many of the prefills that wait to run at once, so that a start has made their graph.
 
-    At most a third more requests than there are: five run as four and one.
-
     Args:
-        rows: of the longest.
-        waiting: how many are of about that length, at least 1.
+        rows: of each, the longest first.
         most: rows of the largest graph, over all requests; 0 without graphs.
     """
     if not most:
-        return waiting
-    room = min(most, _ALL_ROWS) // _rounded(rows)
-    requests = min(waiting, _TOGETHER, 1 << max(room, 1).bit_length() - 1)
-    whole = 1 << (requests - 1).bit_length()
-    fit = 3 * whole <= 4 * requests and prefill_shape(requests, rows, requests * rows, most)
-    return requests if fit or requests == 1 else whole // 2
+        return len(rows)
+    room = min(most, _ALL_ROWS) // _rounded(rows[0])
+    requests = min(len(rows), _TOGETHER, 1 << max(room, 1).bit_length() - 1)
+    while requests > 1 and not prefill_shape(requests, rows[0], sum(rows[:requests]), most):
+        requests -= 1
+    return requests
 
 
 def first_prefills(most: int, most_requests: int) -> list[PrefillKey]:

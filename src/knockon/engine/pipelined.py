@@ -157,7 +157,7 @@ class PipelinedRunner:
         for bucket in reversed(self._slots):
             for width in sorted(widths, reverse=True):
                 self._graph(StepKey(bucket, width, _GREEDY))
-        for key in reversed(first_prefills(self._most_prefill_rows, max(self._slots, default=1))):
+        for key in reversed(first_prefills(self._most_prefill_rows, len(self._placed))):
             self._prefill_graph(key)
 
     def time_graphs(self) -> dict[tuple[int, int], float]:
@@ -220,7 +220,7 @@ class PipelinedRunner:
             batch = _Batch(stays, upload(slots, torch.int64, self.device), kind, None)
         else:
             self._fill(bucket, slots)
-            # Graphs are kept for good: whatever clients ask for, there are three a shape.
+            # Graphs are kept for good: whatever clients ask for, there are nine a shape.
             batch = _Batch(stays, self._slots[bucket], kind.widened(), bucket)
         self._batch = batch
         return batch
@@ -408,8 +408,8 @@ def alike(chunks: Sequence[PrefillChunk], most: int = 0) -> list[list[PrefillChu
     left = sorted(chunks, key=lambda chunk: -chunk.count)
     while left:
         longest = left[0].count
-        near = sum(2 * chunk.count >= longest for chunk in left)
-        count = together(longest, near, most)
+        near = [chunk.count for chunk in left if 2 * chunk.count >= longest]
+        count = together(near, most)
         groups.append(left[:count])
         left = left[count:]
     return groups

@@ -79,12 +79,14 @@ class DrawKind(NamedTuple):
     top_p_within_top_k: bool
 
     def widened(self) -> DrawKind:
-        """The one of three kinds that draws the same: greedy, without filters, with all of them.
+        """One of nine kinds that draws the same: greedy, or which of three filters are on.
 
-        A filter that is off for a request keeps all of its tokens, and costs little.
+        Kernels ask no more; the greatest top-k only spares work where there are none.
         """
-        filtered = self.max_top_k > 0 or self.any_top_p or self.any_min_p
-        return _ALL_FILTERS if filtered else self
+        if self.all_greedy:
+            return self
+        most = _WHOLE if self.max_top_k else 0
+        return self._replace(max_top_k=most, top_p_within_top_k=False)
 
     @classmethod
     def of(cls, rows: Sequence[SamplingRow]) -> DrawKind:
@@ -99,7 +101,6 @@ class DrawKind(NamedTuple):
 
 
 _WHOLE = (1 << 31) - 1  # tokens of no vocabulary: a bound on every top-k
-_ALL_FILTERS = DrawKind(False, _WHOLE, any_top_p=True, any_min_p=True, top_p_within_top_k=False)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import logging
+import os
 import re
 from functools import partial
 from typing import Any
@@ -98,11 +99,16 @@ class FlaChunks:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
+        # Or it hands a call on to other packages where they are installed, whose launches are
+        # theirs, or takes settings from files.
+        os.environ["FLA_DISABLE_BACKEND_DISPATCH"] = "1"
+        os.environ["FLA_CACHE_MODE"] = "disabled"
         try:
             from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-        except ImportError as error:
+        except Exception as error:  # whatever a package of others does when imported
             wanted = "torch, or a package that can be imported"
-            raise Refused("linear_attn_backend", "fla", wanted, f"{error}.") from error
+            why = f"{PACKAGE} {fla_version()}: {type(error).__name__}: {error}."
+            raise Refused("linear_attn_backend", "fla", wanted, why) from error
         self._rule = chunk_gated_delta_rule
         free = fix_launches()
         if free:

@@ -87,7 +87,7 @@ async def _serve(settings: ServerSettings, listener: socket.socket) -> None:
         log_config=None,
         access_log=settings.log_level == "debug",
         lifespan="off",
-        http="httptools",
+        http="h11",
         timeout_graceful_shutdown=int(LAST_READS) + 2,
         server_header=False,
     )

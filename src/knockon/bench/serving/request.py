@@ -79,11 +79,11 @@ async def send(
     Args:
         began: ``time.perf_counter()`` at the start of the run.
     """
-    content = msgspec.json.encode(body)
     sent = time.perf_counter()
     timed = Timed(name, started=sent - began)
     try:
-        async with client.post(url, data=content, headers=_JSON) as answer:
+        content = msgspec.json.encode(body)
+        async with client.post(url, data=content, headers=_JSON, allow_redirects=False) as answer:
             if answer.status == 401:
                 timed.error = KEY_WANTED
                 return timed
@@ -92,21 +92,29 @@ async def send(
                 timed.error = f"HTTP {answer.status}: {text[:300]}"
                 return timed
             await _follow(answer, timed, sent)
-    except (aiohttp.ClientError, TimeoutError) as error:
-        timed.error = f"{type(error).__name__}: {error}"
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        timed.error = one_line(error)
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        timed.error = f"an event that is none of OpenAI's: {one_line(error)}"
     if not timed.error and not timed.ttft:
         timed.error = "the stream had no text"
     return timed
 
 
+def one_line(error: Exception) -> str:
+    """An error's kind and the first line of what it says, if it says anything."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
+
+
 async def _follow(answer: aiohttp.ClientResponse, timed: Timed, sent: float) -> None:
     pieces: list[str] = []
-    last, left, events = 0.0, b"", 0
+    last, left, events, done = 0.0, b"", 0, False
     async for part in answer.content.iter_any():
         now = time.perf_counter() - sent
         *lines, left = (left + part).split(b"\n")
         for line in lines:
             data = line.removeprefix(b"data:").strip()
+            done = done or data == b"[DONE]"
             if not line.startswith(b"data:") or not data.startswith(b"{"):
                 continue
             found = _decode(data)
@@ -123,6 +131,8 @@ async def _follow(answer: aiohttp.ClientResponse, timed: Timed, sent: float) -> 
                     timed.gaps.append(now - last)
                 last = timed.e2e = now
     timed.text = "".join(pieces)
+    if not (done or timed.finish_reason):
+        timed.error = "the stream ended early, with neither a finish_reason nor [DONE]"
     # A server that tells no usage: an event a token, as servers without speculation stream.
     timed.output_tokens = timed.output_tokens or events
 

@@ -12,12 +12,16 @@ from typing import Any
 import aiohttp
 
 from knockon.bench.serving.dataset import BenchPrompt, draw, read_dataset
-from knockon.bench.serving.request import KEY_WANTED, Timed, body_of, send
+from knockon.bench.serving.request import KEY_WANTED, Timed, body_of, one_line, send
 from knockon.bench.serving.settings import ServingSettings
 from knockon.bench.serving.summary import Summary, summarise
 from knockon.errors import KnockonError, Refused
 
 WARMUP_TOKENS = 32
+# What a server that is none, or another's, can make of a question.
+_NOT_TOLD = (
+    *(aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError, RecursionError),
+)
 
 
 class BenchFailed(KnockonError, RuntimeError):
@@ -148,8 +152,8 @@ async def _warm_up(
         try:
             async with client.post(settings.root + "/flush_cache") as answer:
                 status = answer.status
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise BenchFailed(f"/flush_cache: {error}") from None
+        except _NOT_TOLD as error:
+            raise BenchFailed(f"/flush_cache: {one_line(error)}") from None
         if status != 200:
             raise Refused("flush_cache", status, "a server with POST /flush_cache")
 
@@ -161,13 +165,9 @@ async def _ask_model(client: aiohttp.ClientSession, root: str) -> str:
                 raise BenchFailed(f"{root}: {KEY_WANTED}")
             answer.raise_for_status()
             name: str = (await answer.json(content_type=None))["data"][0]["id"]
-    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
-        raise BenchFailed(f"{root} tells no model at /v1/models: {_one_line(error)}") from None
+    except _NOT_TOLD as error:
+        raise BenchFailed(f"{root} tells no model at /v1/models: {one_line(error)}") from None
     return name
-
-
-def _one_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 async def _ask_server(client: aiohttp.ClientSession, root: str) -> dict[str, Any] | None:
@@ -175,6 +175,6 @@ async def _ask_server(client: aiohttp.ClientSession, root: str) -> dict[str, Any
     try:
         async with client.get(root + "/server_info") as answer:
             found = await answer.json(content_type=None) if answer.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, ValueError):
+    except _NOT_TOLD:
         return None
     return found if isinstance(found, dict) else None

@@ -62,8 +62,12 @@ class ServingSettings:
             raise Refused("warmup_requests", self.warmup_requests, "0 or more")
         if not self.request_rate > 0:
             raise Refused("request_rate", self.request_rate, "more than 0 a second")
-        if not self.timeout > 0:
-            raise Refused("timeout", self.timeout, "more than 0 seconds")
+        if not 0 < self.timeout < math.inf:
+            raise Refused("timeout", self.timeout, "a number of seconds, more than 0")
+        if not 0 <= self.temperature < math.inf:
+            raise Refused("temperature", self.temperature, "a number of at least 0")
+        if not 0 < self.top_p <= 1:
+            raise Refused("top_p", self.top_p, "more than 0, at most 1")
 
     @property
     def root(self) -> str:

@@ -34,8 +34,11 @@ def merged(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if name == "runs":
                 for run, found in value.items():
                     whole["runs"][_free(run, whole["runs"])] = found
-            elif name in ("environment", "prompts"):
+            elif name == "environment":
                 whole.setdefault(name, value)
+            elif name == "prompts":
+                if whole.setdefault(name, value) != value:
+                    raise Refused(name, value, f"as many as in the others, {whole[name]}")
             elif name == "note":
                 whole[name] = " ".join(filter(None, [whole.get(name), value]))
             elif name == "lossless":
