@@ -25,9 +25,12 @@ def train(
     The settings in force are printed, and saved in the work folder and beside the drafter.
     """
     from knockon.errors import Refused
+    from knockon.parallel.torchrun import leave, torchrun_size
     from knockon.train.command import carry_out
     from knockon.train.config import STAGES, read_train_config
 
     if stage not in STAGES:
         raise Refused("--stage", stage, f"one of {', '.join(STAGES)}")
     carry_out(read_train_config(config), stage)
+    if (torchrun_size() or 1) > 1:
+        leave()
