@@ -23,12 +23,12 @@ class Refused(KnockonError, ValueError):
         self.field = field
         self.found = found
         self.wanted = wanted
+        self.hint = hint
         text = f"{field}: found {found!r}, wanted {wanted}"
         super().__init__(f"{text}. {hint}" if hint else text)
 
     def __reduce__(self) -> tuple[object, ...]:
-        hint = str(self).partition(f", wanted {self.wanted}")[2].removeprefix(". ")
-        return (type(self), (self.field, self.found, self.wanted, hint))
+        return (type(self), (self.field, self.found, self.wanted, self.hint))
 
 
 class RankFailed(KnockonError, RuntimeError):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from knockon.cli.app import app
 from knockon.cli.foreign_flags import FOREIGN
 from knockon.cli.serve import choose_draft, read_chat_template
-from knockon.errors import Refused
+from knockon.errors import KnockonError, Refused
 from knockon.server.settings import ServerSettings
 
 # The launch line of the published serving numbers, from its first flag on.
@@ -140,14 +140,43 @@ def test_a_chat_template_comes_from_a_file_or_as_it_stands(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "arguments, error",
     [
-        (["--verify-width", "4"], "verify_width: found 4, wanted 1 where no draft is given"),
-        (["--speculative-num-draft-tokens", "x"], "verify_width: found 'x', wanted an integer or"),
-        (["--speculative-num-steps", "3"], "speculative_num_steps: found 3, wanted none where no"),
+        (["--verify-width", "4"], "--verify-width: found 4, wanted 1 where no draft is given"),
+        (
+            ["--speculative-num-draft-tokens", "x"],
+            "--verify-width: found 'x', wanted an integer or",
+        ),
+        (["--context-length", "1"], "--context-length: found 1, wanted an integer of at least 2"),
+        (["--max-running-requests", "0"], "--max-running-requests: found 0, wanted an integer"),
+        (["--port", "99999"], "--port: found 99999, wanted 0 to 65535"),
+        (
+            ["--speculative-num-steps", "3"],
+            "--speculative-num-steps: found 3, wanted none where no",
+        ),
     ],
 )
-def test_settings_of_a_drafter_that_was_forgotten_are_refused(
+def test_what_is_refused_names_the_flag_a_forgotten_drafters_settings_too(
     served: list[ServerSettings], arguments: list[str], error: str
 ) -> None:
     done = launch("--model-path", "m", *arguments)
     assert isinstance(done.exception, Refused) and error in str(done.exception)
     assert not served
+
+
+def test_what_the_engines_process_says_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [
+        KnockonError("kv_memory: found 7, wanted more"),
+        KnockonError("something else: broke"),
+        Refused("dflash_config.block_size", 0, "more", "Look there."),
+        Refused("draft", "x", "a drafter", "Look there."),
+    ]
+
+    def serve(settings: ServerSettings) -> None:
+        raise said.pop(0)
+
+    monkeypatch.setattr("knockon.server.run.serve", serve)
+    assert [str(launch("--model-path", "m").exception) for _ in range(4)] == [
+        "--kv-memory: found 7, wanted more",
+        "something else: broke",
+        "dflash_config.block_size: found 0, wanted more. Look there.",
+        "--speculative-draft-model-path: found 'x', wanted a drafter. Look there.",
+    ]

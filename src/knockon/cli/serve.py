@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from knockon.cli import options
+from knockon.cli.flag_names import named_by_flags
 from knockon.cli.foreign_flags import answer_foreign_flags, own_backend
 from knockon.errors import Refused
 
@@ -146,54 +147,55 @@ def serve(
     # Without NONE, a width where nothing is drafted is a drafter forgotten: refused below.
     drafts = algorithm != "NONE"
     width = options.parse_width(verify_width)
-    config = EngineConfig(
-        model=model_path,
-        draft=draft,
-        tp_size=tp_size,
-        dtype=dtype,
-        device=device,
-        verify_width=width if drafts else None,
-        speculative_algorithm=algorithm,
-        speculative_num_steps=num_steps if drafts else None,
-        speculative_domino_candidate_pool_size=pool_size,
-        speculative_domino_exchange=exchange,
-        speculative_draft_head_dtype=draft_head_dtype,
-        max_model_len=context_length,
-        max_batch_size=max_running_requests,
-        kv_cache_dtype=kv_cache_dtype,
-        page_size=page_size,
-        kv_memory=kv_memory,
-        mem_fraction_static=mem_fraction_static,
-        prefill_chunk=chunked_prefill_size,
-        prefix_cache=not disable_radix_cache,
-        max_mamba_cache_size=max_mamba_cache_size,
-        mamba_ssm_dtype=mamba_ssm_dtype,
-        attention_backend=attention_backend,
-        linear_attn_backend=linear_attn_backend,
-        cuda_graph=not disable_cuda_graph,
-        cuda_graph_max_bs=cuda_graph_max_bs,
-    )
-    settings = ServerSettings(
-        engine=vars(config),
-        host=host,
-        port=port,
-        served_model_name=served_model_name,
-        api_key=api_key,
-        chat_template=read_chat_template(chat_template),
-        max_queued_requests=max_queued_requests,
-        max_body_bytes=max_body_bytes,
-        random_seed=random_seed,
-        watchdog_timeout=watchdog_timeout,
-        drain_timeout=drain_timeout,
-        log_level=log_level,
-    )
-    for note in (*notes, *attention_notes, *linear_notes):
-        print(f"note: {note}", file=sys.stderr)
-    try:
-        serve(settings)
-    except EngineFailed as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+    with named_by_flags():
+        config = EngineConfig(
+            model=model_path,
+            draft=draft,
+            tp_size=tp_size,
+            dtype=dtype,
+            device=device,
+            verify_width=width if drafts else None,
+            speculative_algorithm=algorithm,
+            speculative_num_steps=num_steps if drafts else None,
+            speculative_domino_candidate_pool_size=pool_size,
+            speculative_domino_exchange=exchange,
+            speculative_draft_head_dtype=draft_head_dtype,
+            max_model_len=context_length,
+            max_batch_size=max_running_requests,
+            kv_cache_dtype=kv_cache_dtype,
+            page_size=page_size,
+            kv_memory=kv_memory,
+            mem_fraction_static=mem_fraction_static,
+            prefill_chunk=chunked_prefill_size,
+            prefix_cache=not disable_radix_cache,
+            max_mamba_cache_size=max_mamba_cache_size,
+            mamba_ssm_dtype=mamba_ssm_dtype,
+            attention_backend=attention_backend,
+            linear_attn_backend=linear_attn_backend,
+            cuda_graph=not disable_cuda_graph,
+            cuda_graph_max_bs=cuda_graph_max_bs,
+        )
+        settings = ServerSettings(
+            engine=vars(config),
+            host=host,
+            port=port,
+            served_model_name=served_model_name,
+            api_key=api_key,
+            chat_template=read_chat_template(chat_template),
+            max_queued_requests=max_queued_requests,
+            max_body_bytes=max_body_bytes,
+            random_seed=random_seed,
+            watchdog_timeout=watchdog_timeout,
+            drain_timeout=drain_timeout,
+            log_level=log_level,
+        )
+        for note in (*notes, *attention_notes, *linear_notes):
+            print(f"note: {note}", file=sys.stderr)
+        try:
+            serve(settings)
+        except EngineFailed as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
 
 
 def choose_draft(algorithm: str | None, draft: str | None) -> str | None:

@@ -1,0 +1,52 @@
+"""Errors of ``knockon serve`` by the flags that were typed, not by the settings behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from knockon.errors import KnockonError, Refused
+
+# Those that are not the setting's own name with dashes.
+_OTHERS = {
+    "model": "--model-path",
+    "draft": "--speculative-draft-model-path",
+    "max_model_len": "--context-length",
+    "max_batch_size": "--max-running-requests",
+    "prefill_chunk": "--chunked-prefill-size",
+    "host and port": "--host and --port",
+}
+
+
+@contextmanager
+def named_by_flags() -> Iterator[None]:
+    """What is refused inside, or said to be by the engine's process, names flags."""
+    flags = flags_of_settings()
+    try:
+        yield
+    except Refused as error:
+        if error.field not in flags:
+            raise
+        flag = flags[error.field]
+        raise Refused(flag, error.found, error.wanted, error.hint) from error
+    except KnockonError as error:
+        if type(error) is not KnockonError:
+            raise
+        field, colon, rest = str(error).partition(": ")
+        if not colon or field not in flags:
+            raise
+        raise KnockonError(f"{flags[field]}: {rest}") from error
+
+
+def flags_of_settings() -> dict[str, str]:
+    """The flag of every setting of an engine and a server."""
+    from knockon.engine.config import EngineConfig
+    from knockon.server.settings import ServerSettings
+
+    names = (field.name for kind in (EngineConfig, ServerSettings) for field in _fields(kind))
+    return {name: f"--{name.replace('_', '-')}" for name in names} | _OTHERS
+
+
+def _fields(kind: type) -> tuple[dataclasses.Field[object], ...]:
+    return dataclasses.fields(kind)  # type: ignore[arg-type]
