@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -16,8 +15,8 @@ from knockon.bench.matrix.workloads import find_workloads
 from knockon.bench.workload_files import TITLES
 from knockon.cli.generate import read_prompts as read_chats
 from knockon.train.chat_format import read_prompts
+from tests.benchmark_scripts import load_script
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fetch_workloads.py"
 # One row of each set with the fields that are published, and what a user says by it.
 ROWS: dict[str, dict[str, Any]] = {
     "openai/gsm8k": {"question": "How many?", "answer": "6 * 7 = 42\n#### 42"},
@@ -52,11 +51,7 @@ SAID = {
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fetch_workloads", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("fetch_workloads")
 
 
 @pytest.fixture

@@ -16,26 +16,15 @@ from knockon.layers.delta_rule import (
 from knockon.layers.recurrent_state import DeltaMemory, HeldBlock, StateRows
 from knockon.layers.short_conv import inputs_before, short_conv
 from knockon.layers.whole_vectors import by_whole_vectors
+from tests.layers.drawn_delta import draw_delta_inputs
 
 BATCH, KEY_HEADS, VALUE_HEADS, KEY, VALUE = 3, 2, 4, 8, 6
 
 
 def make_inputs(rows: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> DeltaInputs:
     rng = torch.Generator().manual_seed(seed)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(BATCH, rows, *shape, generator=rng, dtype=torch.float64)
-
-    def unit(x: Tensor) -> Tensor:
-        return x / x.norm(dim=-1, keepdim=True)
-
-    found = DeltaInputs(
-        unit(drawn(KEY_HEADS, KEY)) * KEY**-0.5,
-        unit(drawn(KEY_HEADS, KEY)),
-        drawn(VALUE_HEADS, VALUE),
-        -drawn(VALUE_HEADS).exp(),
-        drawn(VALUE_HEADS).sigmoid(),
-    )
+    sizes = (KEY_HEADS, VALUE_HEADS, KEY, VALUE)
+    found = draw_delta_inputs(rng, BATCH, rows, sizes, dtype=torch.float64)
     return DeltaInputs(*(x.to(dtype) for x in found))
 
 

@@ -19,6 +19,7 @@ from knockon.layers import fla_chunks
 from knockon.layers.delta_rule import DeltaInputs, delta_chunks, without_padding
 from knockon.layers.fla_chunks import FlaChunks, fix_launches, fla_obstacle, settings_of, tuner_of
 from tests.layers import fake_fla
+from tests.layers.drawn_delta import draw_delta_inputs
 
 # Key heads, value heads, key and value size. The last is a Qwen3.6-27B head's group.
 SIZES = [(3, 6, 16, 24), (2, 2, 32, 64), (2, 6, 128, 128)]
@@ -33,22 +34,9 @@ def make(
     sizes: tuple[int, int, int, int], rows: int, batch: int, speed: float = 0.1
 ) -> tuple[DeltaInputs, Tensor]:
     """Inputs in FP32 whose states forget at some ``speed``, and states."""
-    key_heads, value_heads, key, value = sizes
     rng = torch.Generator().manual_seed(rows + sum(sizes))
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(batch, rows, *shape, generator=rng)
-
-    def unit(x: Tensor) -> Tensor:
-        return x / x.norm(dim=-1, keepdim=True)
-
-    inputs = DeltaInputs(
-        unit(drawn(key_heads, key)) * key**-0.5,
-        unit(drawn(key_heads, key)),
-        drawn(value_heads, value),
-        -speed * drawn(value_heads).exp(),
-        drawn(value_heads).sigmoid(),
-    )
+    inputs = draw_delta_inputs(rng, batch, rows, sizes, speed)
+    _, value_heads, key, value = sizes
     return inputs, torch.randn(batch, value_heads, key, value, generator=rng)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import tarfile
 from collections.abc import Callable
@@ -11,17 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "train_drafters.py"
+from tests.benchmark_scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_drafters", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("train_drafters")
 
 
 @pytest.fixture

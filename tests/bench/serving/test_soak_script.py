@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+from tests.benchmark_scripts import load_script
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "serving_soak.py"
 STAMP = "2026-11-30 09:34:40,123"
 
 
 def test_whatever_a_log_holds_beside_information_is_a_fault() -> None:
-    spec = importlib.util.spec_from_file_location("serving_soak", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("serving_soak")
     fine = [
         f"{STAMP} INFO knockon.server: listening: http://127.0.0.1:1",
         f"{STAMP} INFO uvicorn.error: Finished server process [12]",

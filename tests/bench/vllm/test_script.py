@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,16 +12,12 @@ import pytest
 from knockon.bench.vllm.run import VllmRun
 from knockon.bench.vllm.summary import failures, merged
 from tests.bench.vllm.test_run import answer
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+from tests.benchmark_scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def parts() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("vllm_parts", BENCHMARKS / "vllm_parts.py")
-    module = sys.modules["vllm_parts"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("vllm_parts")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from knockon.layers import recurrent_state
 from knockon.layers.delta_rule import DeltaInputs, delta_steps, replay
 from knockon.layers.fused.delta_block import delta_block_kernel, replay_block_kernel
 from knockon.layers.recurrent_state import DeltaMemory, HeldBlock, StateRows
+from tests.layers.drawn_delta import draw_delta_inputs
 
 SIZES = [(2, 3, 2, 4, 16, 24), (1, 1, 3, 3, 10, 40), (3, 4, 1, 2, 8, 8)]
 KEPT = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
@@ -21,20 +22,7 @@ def make(
     """Inputs, states of more slots than requests, and whose they are."""
     batch, rows, key_heads, value_heads, key, value = sizes
     rng = torch.Generator().manual_seed(sum(sizes))
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(batch, rows, *shape, generator=rng)
-
-    def unit(x: Tensor) -> Tensor:
-        return x / x.norm(dim=-1, keepdim=True)
-
-    inputs = DeltaInputs(
-        unit(drawn(key_heads, key)) * key**-0.5,
-        unit(drawn(key_heads, key)),
-        drawn(value_heads, value),
-        -drawn(value_heads).exp(),
-        drawn(value_heads).sigmoid(),
-    )
+    inputs = draw_delta_inputs(rng, batch, rows, (key_heads, value_heads, key, value))
     states = torch.randn(batch + 2, value_heads, key, value, generator=rng).to(kept)
     slots = torch.randperm(batch + 2, generator=rng)[:batch]
     return DeltaInputs(*(x.to(device) for x in inputs)), states.to(device), slots.to(device)
