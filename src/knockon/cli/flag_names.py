@@ -44,9 +44,5 @@ def flags_of_settings() -> dict[str, str]:
     from knockon.engine.config import EngineConfig
     from knockon.server.settings import ServerSettings
 
-    names = (field.name for kind in (EngineConfig, ServerSettings) for field in _fields(kind))
-    return {name: f"--{name.replace('_', '-')}" for name in names} | _OTHERS
-
-
-def _fields(kind: type) -> tuple[dataclasses.Field[object], ...]:
-    return dataclasses.fields(kind)  # type: ignore[arg-type]
+    fields = (*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerSettings))
+    return {each.name: f"--{each.name.replace('_', '-')}" for each in fields} | _OTHERS

@@ -2,7 +2,7 @@
 
 The host launches step ``s`` while ``s - 1`` runs, and reads the tokens of ``s - 1`` while ``s``
 runs. On a GPU the whole of a speculative step is a CUDA graph, captured per (batch bucket, verify
-width, kind of draw); prefill runs eagerly on the same stream, before it.
+width, kind of draw); prefill runs on the same stream, before it, as a graph where one fits.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class PipelinedRunner:
         self._engines.copy_state(source, target)
 
     def capture(self, widths: Sequence[int]) -> None:
-        """Make the graphs of greedy steps for every bucket, and of one request's prefills.
+        """Make the graphs of greedy steps for every bucket, and of the prefills met most.
 
         Others are made when first needed. The largest come first, since the rest then fit into the
         memory they use.

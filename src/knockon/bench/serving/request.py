@@ -14,6 +14,9 @@ from knockon.bench.serving.settings import ServingSettings
 
 KEY_WANTED = "HTTP 401: the server asks for a key, the right one (--api-key or OPENAI_API_KEY)"
 
+# What becomes of a question where there is no server, and where the answer is none of OpenAI's.
+UNREACHED = (aiohttp.ClientError, TimeoutError, ValueError)
+NONSENSE = (LookupError, TypeError, AttributeError, RecursionError)
 _JSON = {"Content-Type": "application/json"}
 _decode = msgspec.json.Decoder().decode
 
@@ -92,9 +95,9 @@ async def send(
                 timed.error = f"HTTP {answer.status}: {text[:300]}"
                 return timed
             await _follow(answer, timed, sent)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+    except UNREACHED as error:
         timed.error = one_line(error)
-    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+    except NONSENSE as error:
         timed.error = f"an event that is none of OpenAI's: {one_line(error)}"
     if not timed.error and not timed.ttft:
         timed.error = "the stream had no text"

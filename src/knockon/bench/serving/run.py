@@ -12,16 +12,21 @@ from typing import Any
 import aiohttp
 
 from knockon.bench.serving.dataset import BenchPrompt, draw, read_dataset
-from knockon.bench.serving.request import KEY_WANTED, Timed, body_of, one_line, send
+from knockon.bench.serving.request import (
+    KEY_WANTED,
+    NONSENSE,
+    UNREACHED,
+    Timed,
+    body_of,
+    one_line,
+    send,
+)
 from knockon.bench.serving.settings import ServingSettings
 from knockon.bench.serving.summary import Summary, summarise
 from knockon.errors import KnockonError, Refused
 
 WARMUP_TOKENS = 32
-# What a server that is none, or another's, can make of a question.
-_NOT_TOLD = (
-    *(aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError, RecursionError),
-)
+_NOT_TOLD = UNREACHED + NONSENSE
 
 
 class BenchFailed(KnockonError, RuntimeError):
