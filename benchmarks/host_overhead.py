@@ -31,10 +31,11 @@ from knockon.engine.flight import PipelinedFlight
 from knockon.engine.graphs import StepKey
 from knockon.engine.llm import LLM
 from knockon.engine.pipelined import PipelinedRunner
+from knockon.engine.prefill_batch import PrefillRows
 from knockon.engine.request import Request
 from knockon.engine.sampling import DrawKind
 from knockon.engine.sampling_params import SamplingParams
-from knockon.engine.scheduler import Step
+from knockon.engine.step import Step
 from knockon.engine.width import FixedWidth
 from knockon.models.catalog import resolve
 from knockon.models.tokenizer import load_tokenizer
@@ -79,9 +80,15 @@ class NoForward(PipelinedRunner):
         return SimpleNamespace(replay=lambda: packed)
 
     def _run_rows(
-        self, slots: Tensor, tokens: Tensor, starts: Tensor, counts: Tensor, ragged: bool = False
+        self,
+        where: PrefillRows,
+        tokens: Tensor,
+        ragged: bool = False,
+        revisits: bool = False,
+        keeps: bool = False,
+        cut: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return slots, starts + counts
+        return where.slots, where.starts + where.counts
 
     def _first_tokens(
         self,

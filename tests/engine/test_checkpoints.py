@@ -61,24 +61,43 @@ def test_a_checkpoint_goes_with_its_page() -> None:
     assert kept.kept == 0
 
 
-def make(kept: Checkpoints) -> Scheduler:
-    return Scheduler(PagePool(40, SIZE, checkpoints=kept), 2, 100, 1, 64)
+def test_a_reserved_one_is_found_nowhere_and_given_to_nobody_until_it_is_kept() -> None:
+    kept = Checkpoints(0, 2)
+    first, second = kept.reserve(1), kept.reserve(2)
+    assert {first, second} == {0, 1} and kept.kept == 0
+    assert kept.deepest([1, 2]) is None
+    assert kept.reserve(3) is None and kept.take(3) is None  # neither may be written twice
+    assert first is not None
+    kept.keep(1, first)
+    found = kept.deepest([1, 2])
+    assert found is not None and (found.pages, found.slot) == (1, first)
+    kept.give_back()
+    assert kept.take(3) == second
+    assert kept.reserve(1) is None  # it has one
+    assert kept.reserve(4) == first  # the one longest unused has given way
+    kept.keep(3, first)  # meanwhile its page has got another
+    kept.give_back()
+    assert kept.take(5) == first
+
+
+def make(kept: Checkpoints, chunk: int = 100, most: int = 64) -> Scheduler:
+    return Scheduler(PagePool(most // SIZE * 2, SIZE, checkpoints=kept), 2, chunk, 1, most)
 
 
 def request(name: str, tokens: list[int]) -> Request:
     return Request(name, tokens, SamplingParams(max_tokens=4), seed=0)
 
 
-def test_prefill_stops_where_prompts_parted_and_where_full_pages_end() -> None:
+def test_prefill_stops_where_prompts_parted_and_keeps_a_state_where_full_pages_end() -> None:
     kept = Checkpoints(2, 4)
     s = make(kept)
     first = request("a", list(range(14)))
     s.add(first)
-    step = s.schedule()
-    assert [(c.start, c.count) for c in step.prefill] == [(0, 12)]
-    first.length = 12
-    s.pool.register(first.tokens, first.pages, 0, 12)
-    assert [(c.start, c.count) for c in s.schedule().prefill] == [(12, 2)]
+    (chunk,) = s.schedule().prefill
+    assert (chunk.start, chunk.count, chunk.kept_rows, chunk.kept_slot) == (0, 14, 12, 2)
+    first.length = 14
+    s.pool.register(first.tokens, first.pages, 0, 14)
+    kept.give_back()
     s.finish(first)
     # Two pages are the same; their keys are there, but no state.
     second = request("b", [*range(9), *range(30, 40)])
@@ -87,9 +106,11 @@ def test_prefill_stops_where_prompts_parted_and_where_full_pages_end() -> None:
     assert step.restored == [] and second.pages[:2] == first_pages(s, list(range(8)))
     assert (second.length, second.kept, second.cached_tokens) == (0, 8, 0)
     assert [(c.start, c.count) for c in step.prefill] == [(0, 8)]
+    assert step.prefill[0].kept_slot < 0
     second.length = 8
     slot = kept.take(second.pages[1])
-    assert [(c.start, c.count) for c in s.schedule().prefill] == [(8, 8)]
+    (chunk,) = s.schedule().prefill
+    assert (chunk.start, chunk.count, chunk.kept_rows) == (8, 11, 8)
     third = request("c", [*range(9), *range(50, 55)])
     s.add(third)
     step = s.schedule()
@@ -100,6 +121,44 @@ def test_prefill_stops_where_prompts_parted_and_where_full_pages_end() -> None:
     assert (third.length, third.kept, third.boundaries) == (0, 0, ())
 
 
+@pytest.mark.parametrize(
+    ("count", "chunk", "expected"),
+    [
+        (0, 100, [(0, 14, -1, 0)]),  # no room for any: nothing to stop for
+        (4, 12, [(0, 12, -1, 0), (12, 2, -1, 0)]),  # kept where the forward ends, by copying
+        (4, 13, [(0, 13, 2, 12), (13, 1, -1, 0)]),
+        (4, 8, [(0, 8, -1, 0), (8, 6, 2, 4)]),
+    ],
+)
+def test_a_state_is_left_aside_by_whichever_chunk_passes_its_page(
+    count: int, chunk: int, expected: list[tuple[int, int, int, int]]
+) -> None:
+    s = make(Checkpoints(2, count), chunk)
+    r = request("r", list(range(14)))
+    s.add(r)
+    found = []
+    while r.length < 14:
+        (each,) = s.schedule().prefill
+        found.append((each.start, each.count, each.kept_slot, each.kept_rows))
+        r.length += each.count
+    assert found == expected
+
+
+def test_many_rows_are_rather_cut_than_gone_through_twice() -> None:
+    s = make(Checkpoints(2, 4), chunk=4096, most=2048)
+    r = request("r", [1] * 1030)
+    s.add(r)
+    (chunk,) = s.schedule().prefill
+    assert (chunk.count, chunk.kept_slot) == (1028, -1)
+
+
+def test_two_prompts_in_a_step_never_write_one_state() -> None:
+    s = make(Checkpoints(2, 1))
+    for name in "ab":
+        s.add(request(name, list(range(14))))
+    assert sorted(chunk.kept_slot for chunk in s.schedule().prefill) == [-1, 2]
+
+
 @pytest.mark.parametrize("length", [7, 8, 9])
 def test_the_same_prompt_finds_its_state_whatever_its_length(length: int) -> None:
     kept = Checkpoints(2, 4)
@@ -108,13 +167,17 @@ def test_the_same_prompt_finds_its_state_whatever_its_length(length: int) -> Non
         r = request("r", list(range(length)))
         s.add(r)
         while r.length < r.prefill_end:
-            step = s.schedule()
+            (chunk,) = s.schedule().prefill
             assert r.cached_tokens == expected
-            r.length += step.prefill[0].count
+            r.length += chunk.count
             s.pool.register(r.tokens, r.pages, r.registered, r.length)
             r.registered = max(r.registered, r.length // SIZE)
+            if chunk.kept_slot >= 0:
+                page = r.pages[(chunk.start + chunk.kept_rows) // SIZE - 1]
+                kept.keep(page, chunk.kept_slot)
             if r.length in r.boundaries:
                 kept.take(r.pages[r.length // SIZE - 1])
+            kept.give_back()
         s.finish(r)
 
 

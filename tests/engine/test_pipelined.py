@@ -16,10 +16,11 @@ from knockon.engine.engine import Engine
 from knockon.engine.flight import PipelinedFlight
 from knockon.engine.graphs import PrefillKey, StepKey
 from knockon.engine.llm import LLM
-from knockon.engine.pipelined import PipelinedRunner, alike
+from knockon.engine.pipelined import PipelinedRunner
+from knockon.engine.prefill_batch import alike
 from knockon.engine.request import Request
 from knockon.engine.sampling_params import SamplingParams
-from knockon.engine.scheduler import PrefillChunk
+from knockon.engine.step import PrefillChunk
 from tests.engine.generation import (
     GREEDY,
     TinyShelf,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from knockon.engine.pages import PagePool
 from knockon.engine.request import Phase, Request
 from knockon.engine.sampling_params import SamplingParams
-from knockon.engine.scheduler import Scheduler, Step
+from knockon.engine.scheduler import Scheduler
+from knockon.engine.step import Step
 from knockon.errors import Refused
 
 PAGE = 4

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from knockon.layers.delta_rule import (
     DeltaInputs,
+    chunks_and_kept,
     delta_chunks,
     delta_steps,
     replay,
@@ -161,6 +162,26 @@ def test_the_convolution_is_causal_and_a_row_is_alike_in_any_number() -> None:
     for t in range(9):
         one = short_conv(wide[:, t : t + 4], taps)
         assert torch.equal(one, short_conv(wide, taps)[:, t : t + 1])
+
+
+@pytest.mark.parametrize("counts", [[1, 64, 70], [0, 20, 129], [37], [20, 20]])
+def test_states_left_aside_on_the_way_are_those_of_the_rows_so_far(counts: list[int]) -> None:
+    requests = slice(len(counts))
+    inputs, state = make_inputs(130), make_state()[requests]
+    inputs = DeltaInputs(*(x[requests] for x in inputs))
+    held = state.clone()
+    cut = counts[0] if len(set(counts)) == 1 else None
+    out, last, kept = chunks_and_kept(delta_chunks, inputs, state, torch.tensor(counts), cut)
+    assert torch.equal(state, held)
+    wanted, wanted_last = delta_chunks(inputs, state)
+    if cut is None:
+        assert torch.equal(out, wanted) and torch.equal(last, wanted_last)
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(last, wanted_last)
+    for row, count in enumerate(counts):
+        alone = DeltaInputs(*(x[[row], :count] for x in inputs))
+        _, _, expected = delta_steps(alone, state[[row]].clone(), torch.float64)
+        torch.testing.assert_close(kept[[row]], expected)
 
 
 def test_inputs_before_the_next_row() -> None:

@@ -31,6 +31,7 @@ class Checkpoints:
         self.count = count
         self._free = list(range(first + count - 1, first - 1, -1))
         self._by_page: OrderedDict[int, int] = OrderedDict()  # longest unused first
+        self._reserved: list[int] = []
 
     @property
     def kept(self) -> int:
@@ -48,12 +49,36 @@ class Checkpoints:
 
     def take(self, page: int) -> int | None:
         """A state to be kept under a page; ``None`` where it has one, or none can be kept."""
-        if page in self._by_page or not self.count:
+        slot = self.reserve(page)
+        if slot is not None:
+            self.keep(page, slot)
+        return slot
+
+    def reserve(self, page: int) -> int | None:
+        """A state that a forward is to write before it is known whether its page will be cached.
+
+        Until :meth:`keep` or :meth:`give_back` it is found under no page, nor given to another.
+
+        Returns:
+            ``None`` where the page has one, or none can be kept.
+        """
+        if page in self._by_page or not (self._free or self._by_page):
             return None
         if not self._free:
             self._free.append(self._by_page.popitem(last=False)[1])
-        slot = self._by_page[page] = self._free.pop()
-        return slot
+        self._reserved.append(self._free.pop())
+        return self._reserved[-1]
+
+    def keep(self, page: int, slot: int) -> None:
+        """Let a reserved state be found under a page, unless that has one."""
+        if page not in self._by_page:
+            self._reserved.remove(slot)
+            self._by_page[page] = slot
+
+    def give_back(self) -> None:
+        """Let all that is still reserved be used for something else."""
+        self._free += reversed(self._reserved)
+        self._reserved.clear()
 
     def drop(self, page: int) -> None:
         """Forget what was kept under a page, which is cached no more."""

@@ -25,8 +25,9 @@ from knockon.engine.pages import PagePool
 from knockon.engine.prompt_ids import checked_prompt
 from knockon.engine.request import Phase, Request, RequestMetrics, RequestOutput, TokenLogprobs
 from knockon.engine.sampling_params import SamplingParams
-from knockon.engine.scheduler import Scheduler, Step
+from knockon.engine.scheduler import Scheduler
 from knockon.engine.state_memory import StateBudget
+from knockon.engine.step import PrefillChunk, Step
 from knockon.engine.stopping import StopChecker
 from knockon.engine.width import WidthPolicy
 from knockon.errors import Refused
@@ -179,6 +180,8 @@ class Engine:
         So may states have, even where each step runs to its end.
         """
         self._in_flight.clear()
+        if self._checkpoints is not None:
+            self._checkpoints.give_back()
         ahead = self.runner.lag > 0 or self.states is not None
         for request in self.scheduler.running[::-1]:  # so that the oldest is first again
             if ahead or request.flights or request.ahead:
@@ -219,11 +222,15 @@ class Engine:
                 continue
             request.length += chunk.count
             self._register(request)
+            if chunk.kept_slot >= 0:
+                self._find_kept(chunk)
             if request.length in request.boundaries:
                 self._keep_state(request)
             if chunk.last:
                 request.phase = Phase.DECODE
                 request.flights += request.is_new
+        if self._checkpoints is not None:
+            self._checkpoints.give_back()  # of pages that are not cached after all
         for request in work.decode:
             request.flights += 1
             request.ahead += width
@@ -331,6 +338,14 @@ class Engine:
                 request.tokens, request.pages, request.registered, request.length
             )
             request.registered = full
+
+    def _find_kept(self, chunk: PrefillChunk) -> None:
+        """Let the state that a chunk leaves aside be found under its page, if that is cached."""
+        assert self._checkpoints is not None
+        end = chunk.start + chunk.kept_rows
+        page = chunk.request.pages[end // self.runner.page_size - 1]
+        if self.scheduler.pool.is_cached(page):
+            self._checkpoints.keep(page, chunk.kept_slot)
 
     def _keep_state(self, request: Request) -> None:
         """Keep a request's state under the page that ends where it stands, if that is cached."""

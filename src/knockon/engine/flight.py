@@ -12,7 +12,7 @@ from torch import Tensor
 
 from knockon.drafters.base import Drafter
 from knockon.engine.request import Request
-from knockon.engine.scheduler import Step
+from knockon.engine.step import Step
 from knockon.models.target import Target
 
 

@@ -24,8 +24,8 @@ from knockon.engine.graphs import (
     bucket_of,
     first_prefills,
     prefill_shape,
-    together,
 )
+from knockon.engine.prefill_batch import PrefillRows, alike, cut_of, idle_row, lay_out
 from knockon.engine.request import Request
 from knockon.engine.sampling import (
     DrawKind,
@@ -34,7 +34,6 @@ from knockon.engine.sampling import (
     sampling_of,
     sampling_row,
 )
-from knockon.engine.scheduler import PrefillChunk, Step
 from knockon.engine.speculate import (
     Accept,
     DecodeState,
@@ -43,8 +42,8 @@ from knockon.engine.speculate import (
     speculative_step,
 )
 from knockon.engine.state_memory import StateBudget
+from knockon.engine.step import PrefillChunk, Step
 from knockon.layers.attention import NULL_PAGE, plan_block
-from knockon.layers.recurrent_state import StateRows
 from knockon.models.target import Target
 
 _GREEDY = DrawKind.of([])
@@ -115,6 +114,8 @@ class PipelinedRunner:
         self._prefill_inputs: dict[PrefillKey, tuple[Tensor, Tensor]] = {}
         self._most_prefill_rows = most_prefill_rows
         self._states = states
+        # Whether graphs of prefills are to leave states aside; eager ones know when to.
+        self._keeps = states is not None and states.checkpoints > 0
         self._engines = Engines(target, drafter, [], target.group, page_size, accept)
 
     @property
@@ -189,8 +190,9 @@ class PipelinedRunner:
         with torch.inference_mode():
             idle = torch.full((requests,), self.state.idle, device=self.device)
             tokens = torch.zeros((requests, rows), dtype=torch.int64, device=self.device)
-            starts, counts = torch.zeros_like(idle), torch.full_like(idle, rows)
-            hidden, ends = self._run_rows(idle, tokens, starts, counts)
+            none, all_rows = torch.zeros_like(idle), torch.full_like(idle, rows)
+            where = PrefillRows(idle, none, all_rows, idle, none)
+            hidden, ends = self._run_rows(where, tokens, keeps=self._keeps and rows > 1)
             self._first_tokens(hidden, ends.zero_(), idle, _GREEDY)
             self._step(idle[:1].expand(len(self._placed)).contiguous(), width, _GREEDY)
 
@@ -245,13 +247,13 @@ class PipelinedRunner:
     def _prefill_graph(self, key: PrefillKey) -> Captured:
         found = self.graphs.find(key)
         if found is None:
-            where = torch.tensor([[self.state.idle, 0, 1]], device=self.device)
+            where = torch.tensor([idle_row(self.state.idle)], device=self.device)
             where = where.repeat(key.requests, 1)
             tokens = where.new_zeros((key.requests, key.rows))
             self._prefill_inputs[key] = where, tokens
-            slots, starts, counts = where.unbind(1)
+            rows = PrefillRows(*where.unbind(1))
             found = self.graphs.capture(
-                key, lambda: self._run_rows(slots, tokens, starts, counts, ragged=True)
+                key, lambda: self._run_rows(rows, tokens, ragged=True, keeps=self._keeps)
             )
         return found
 
@@ -296,10 +298,13 @@ class PipelinedRunner:
         where, tokens = lay_out(chunks, key or PrefillKey(len(chunks), rows), self.state.idle)
         where_tensor = upload(where, torch.int64, self.device)
         token_tensor = upload(tokens, torch.int64, self.device)
-        slots, starts, counts = where_tensor[: len(chunks)].unbind(1)
+        slots = where_tensor[: len(chunks), 0]
         if key is None:
             ragged = real < rows * len(chunks)
-            hidden, ends = self._run_rows(slots, token_tensor, starts, counts, ragged, revisits)
+            keeps = any(chunk.kept_slot >= 0 for chunk in chunks)
+            stand = PrefillRows(*where_tensor.unbind(1))
+            cut = cut_of(chunks)
+            hidden, ends = self._run_rows(stand, token_tensor, ragged, revisits, keeps, cut)
         else:
             graph = self._prefill_graph(key)
             inputs = self._prefill_inputs[key]
@@ -324,31 +329,32 @@ class PipelinedRunner:
 
     def _run_rows(
         self,
-        slots: Tensor,
+        where: PrefillRows,
         tokens: Tensor,
-        starts: Tensor,
-        counts: Tensor,
         ragged: bool = False,
         revisits: bool = False,
+        keeps: bool = False,
+        cut: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run ``tokens [n, T]`` from ``starts [n]`` on: last hidden ``[n, H]``, where they end.
+        """Run ``tokens [n, T]`` from where they start: last hidden ``[n, H]``, where they end.
 
         Args:
-            ragged: whether ``counts [n]`` are not all ``T``.
+            ragged: whether the counts are not all ``T``.
             revisits: whether nothing is to be written to pages.
+            keeps: whether any state is to be left aside.
+            cut: after how many rows, where the host knows and all have the same.
         """
-        rows = tokens.shape[1]
-        real = counts if ragged else None
+        _, starts, counts, _, _ = where
         plan = plan_block(
-            self.state.page_table[slots],
+            self.state.page_table[where.slots],
             self.page_size,
             starts,
-            rows,
+            tokens.shape[1],
             self._context,
-            counts=real,
+            counts=counts if ragged else None,
         )
         if self._states is not None:
-            plan.states = StateRows(slots, may_begin=True, counts=real)
+            plan.states = where.states(ragged, keeps, cut)
         if revisits:
             plan.slots = torch.full_like(plan.slots, NULL_PAGE)
         layers = self.drafter.feature_layers if self.drafter is not None else ()
@@ -394,42 +400,6 @@ class PipelinedRunner:
         self.state.place(*upload(known, torch.int64, self.device).unbind(1))
         for request in requests:
             self._placed[request.slot] = request.stay
-
-
-def alike(chunks: Sequence[PrefillChunk], most: int = 0) -> list[list[PrefillChunk]]:
-    """Chunks to be run together: the shortest of a group has half the rows of the longest or more.
-
-    Longest first, so at most half of a group's rows are padding.
-
-    Args:
-        most: rows of the largest graph; 0 for groups of any size, which need none.
-    """
-    groups: list[list[PrefillChunk]] = []
-    left = sorted(chunks, key=lambda chunk: -chunk.count)
-    while left:
-        longest = left[0].count
-        near = [chunk.count for chunk in left if 2 * chunk.count >= longest]
-        count = together(near, most)
-        groups.append(left[:count])
-        left = left[count:]
-    return groups
-
-
-def lay_out(
-    chunks: Sequence[PrefillChunk], shape: PrefillKey, idle: int
-) -> tuple[list[tuple[int, int, int]], list[list[int]]]:
-    """Slot, start and count of each request of a padded prefill, and its rows' tokens.
-
-    Requests that are only padding have one row, in the idle slot.
-    """
-    where = [(chunk.request.slot, chunk.start, chunk.count) for chunk in chunks]
-    rows = [
-        chunk.request.tokens[chunk.start : chunk.start + chunk.count]
-        + [0] * (shape.rows - chunk.count)
-        for chunk in chunks
-    ]
-    missing = shape.requests - len(chunks)
-    return where + [(idle, 0, 1)] * missing, rows + [[0] * shape.rows] * missing
 
 
 def to_host(x: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class Request:
         registered: how many of them have been offered to the prefix cache.
         kept: positions whose target and draft KV lies in shared pages; prefill goes through those
             past ``length`` for states alone, and writes nothing there.
-        boundaries: where prefill stops on its way, to keep the state of recurrent layers.
+        boundaries: positions after which the state of recurrent layers is kept, ascending.
         slot: its place in the device's state while it runs, else -1.
         stay: names one stay in a slot: a preempted request may come back to the slot it had.
         most_tokens: prompt and output that it may reach, by its own cap and by the context.

@@ -14,7 +14,6 @@ from knockon.engine.flight import Gains, Landed
 from knockon.engine.part_times import PartTimes
 from knockon.engine.request import Request
 from knockon.engine.sampling import SamplingBatch, sample, sampling_of
-from knockon.engine.scheduler import PrefillChunk, Step
 from knockon.engine.speculate import (
     Accept,
     DecodeState,
@@ -23,9 +22,10 @@ from knockon.engine.speculate import (
     speculative_step,
 )
 from knockon.engine.state_memory import StateBudget
+from knockon.engine.step import PrefillChunk, Step
 from knockon.engine.verify import Accepted, accept
 from knockon.layers.attention import LONE_MULTIPLE, NULL_PAGE, plan_block
-from knockon.layers.recurrent_state import StateRows
+from knockon.layers.recurrent_state import Kept, StateRows
 from knockon.models.target import Target
 
 
@@ -108,7 +108,7 @@ class ModelRunner:
             chunk.count,
             end,
             first_slot=self._first_slot([request]),
-            states=self._states([request], may_begin=chunk.start == 0),
+            states=self._states([request], may_begin=chunk.start == 0, chunk=chunk),
         )
         if chunk.revisits:
             plan.slots = torch.full_like(plan.slots, NULL_PAGE)
@@ -175,11 +175,20 @@ class ModelRunner:
         """See :class:`~knockon.engine.flight.Runner`."""
         self._engines.copy_state(source, target)
 
-    def _states(self, requests: Sequence[Request], may_begin: bool = False) -> StateRows | None:
+    def _states(
+        self,
+        requests: Sequence[Request],
+        may_begin: bool = False,
+        chunk: PrefillChunk | None = None,
+    ) -> StateRows | None:
         if not self._recurrent:
             return None
         slots = torch.tensor([request.slot for request in requests], device=self.target.device)
-        return StateRows(slots, may_begin=may_begin)
+        kept = None
+        if chunk is not None and chunk.kept_slot >= 0:
+            aside = torch.tensor([chunk.kept_slot, chunk.kept_rows], device=self.target.device)
+            kept = Kept(aside[:1], aside[1:], chunk.kept_rows)
+        return StateRows(slots, may_begin=may_begin, kept=kept)
 
     def _page_table(self, requests: Sequence[Request]) -> Tensor:
         """``[B, P]``, as wide as the longest request here needs, the rest the null page."""

@@ -10,50 +10,20 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from knockon.engine.checkpoints import Checkpoints
 from knockon.engine.pages import PagePool
 from knockon.engine.request import Phase, Request
+from knockon.engine.step import PrefillChunk, Step
 from knockon.errors import Refused
 
 # One count for the process: engines without a prefix cache may take turns on a runner, which knows
 # stays by number.
 _STAYS = itertools.count(1)
-
-
-@dataclass(frozen=True)
-class PrefillChunk:
-    """Positions ``[start, start + count)`` of a request, to be run in this step."""
-
-    request: Request
-    start: int
-    count: int
-
-    @property
-    def last(self) -> bool:
-        """Whether the prefix is complete after this chunk."""
-        return self.start + self.count == self.request.prefill_end
-
-    @property
-    def revisits(self) -> bool:
-        """Whether its keys and values lie in shared pages, and only states go through its rows."""
-        return self.start < self.request.kept
-
-
-@dataclass(frozen=True)
-class Step:
-    """What the engine does next: the prefill chunks first, then one decode step for the batch.
-
-    Attributes:
-        restored: requests admitted in this step that go on from a checkpoint, and its slot; to be
-            copied to theirs before anything runs.
-    """
-
-    prefill: list[PrefillChunk]
-    decode: list[Request]
-    restored: list[tuple[int, Request]] = field(default_factory=list)
+# Rows of a forward that leaves a state aside on its way: graphs, and batches, take them through the
+# recurrence twice. With more of them a forward for the few rows behind is the smaller cost.
+_MOST_KEEPING_ROWS = 1024
 
 
 class Decoding(NamedTuple):
@@ -158,11 +128,28 @@ class Scheduler:
         chunks: list[PrefillChunk] = []
         for request in self.running:
             if request.phase is Phase.PREFILL and budget:
-                end = next((b for b in request.boundaries if b > request.length), None)
-                count = min(budget, (end or request.prefill_end) - request.length)
-                chunks.append(PrefillChunk(request, request.length, count))
-                budget -= count
+                chunks.append(self._chunk(request, budget))
+                budget -= chunks[-1].count
         return Step(chunks, decode, restored)
+
+    def _chunk(self, request: Request, budget: int) -> PrefillChunk:
+        """What of a prompt is run next, at most ``budget`` tokens."""
+        start = request.length
+        end = request.kept if start < request.kept else request.prefill_end
+        count = min(budget, end - start)
+        inside = [b for b in request.boundaries if start < b < start + count]
+        if not inside:
+            return PrefillChunk(request, start, count)
+        rows = inside[0] - start
+        if count > _MOST_KEEPING_ROWS:
+            return PrefillChunk(request, start, rows)
+        slot = None
+        if self.pool.checkpoints is not None:
+            page = request.pages[inside[0] // self.pool.page_size - 1]
+            slot = self.pool.checkpoints.reserve(page)
+        if slot is None:
+            return PrefillChunk(request, start, count)
+        return PrefillChunk(request, start, count, slot, rows)
 
     def decoding(self) -> Decoding:
         """Who decodes next: all but those that what is in flight will surely end.

@@ -52,6 +52,30 @@ def without_padding(inputs: DeltaInputs, counts: Tensor) -> DeltaInputs:
     )
 
 
+def chunks_and_kept(
+    chunks: DeltaChunks, inputs: DeltaInputs, state: Tensor, counts: Tensor, cut: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A prompt's rows by ``chunks``, and the states after the first ``counts [B]`` of them.
+
+    Without a ``cut`` the rows are gone through twice, the first time with those behind blanked out:
+    what is launched then depends on no count, and outputs and last states have the bits they would
+    have had anyway.
+
+    Args:
+        cut: what all ``counts`` are, if the host knows; at least 1, and fewer than there are rows.
+
+    Returns:
+        Outputs, the last states and those in between.
+    """
+    if cut is not None:
+        first, kept = chunks(DeltaInputs(*(x[:, :cut] for x in inputs)), state)
+        second, last = chunks(DeltaInputs(*(x[:, cut:] for x in inputs)), kept)
+        return torch.cat([first, second], 1), last, kept
+    _, kept = chunks(without_padding(inputs, counts), state)
+    out, last = chunks(inputs, state)
+    return out, last, kept
+
+
 def delta_steps(
     inputs: DeltaInputs, state: Tensor, kept: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,6 +19,20 @@ from knockon.layers.fused.dispatch import fuses
 from knockon.layers.short_conv import inputs_before
 
 
+class Kept(NamedTuple):
+    """States that a forward leaves aside on its way, before the rows that follow change them.
+
+    Attributes:
+        slots: ``[B]`` int64, where each request's goes; no request's own.
+        counts: ``[B]`` int64, after how many of its rows.
+        cut: the same on the host, where that knows it and all requests have the same.
+    """
+
+    slots: Tensor
+    counts: Tensor
+    cut: int | None = None
+
+
 class StateRows(NamedTuple):
     """Whose states the requests of one forward have.
 
@@ -28,12 +42,14 @@ class StateRows(NamedTuple):
         may_begin: whether some request's first row is its first at all, with nothing before it.
         counts: ``[B]`` int64, how many of the rows each request has; ``None`` for all. The others
             change nothing.
+        kept: states to be left aside, of a forward of several rows that are not held; or ``None``.
     """
 
     slots: Tensor
     held: bool = False
     may_begin: bool = False
     counts: Tensor | None = None
+    kept: Kept | None = None
 
 
 class HeldBlock(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from knockon.errors import Refused
 from knockon.layers.attention import BlockPlan
-from knockon.layers.delta_rule import DeltaChunks, delta_chunks, without_padding
+from knockon.layers.delta_rule import DeltaChunks, chunks_and_kept, delta_chunks, without_padding
 from knockon.layers.fused.delta_inputs import DeltaWeights, delta_inputs, gated_norm
 from knockon.layers.linear import ColumnParallelLinear, RowParallelLinear, Shard
 from knockon.layers.recurrent_state import DeltaMemory, HeldBlock
@@ -69,6 +69,8 @@ class GatedDeltaNet(nn.Module):
         rows = plan.states
         if rows is None:
             raise ValueError("this plan was made without states")
+        if rows.kept is not None and (rows.held or plan.rows == 1):
+            raise ValueError("states are kept inside of a prompt's rows alone")
         sizes = [sum(self.projection.sizes[:3]), *self.projection.sizes[3:]]
         mixed, z, b, a = self.projection(normed).split_with_sizes(sizes, -1)
         starts = plan.positions[:, 0]
@@ -85,7 +87,13 @@ class GatedDeltaNet(nn.Module):
                 memory.hold(HeldBlock(rows.slots, *held))
         else:
             state = memory.states_before(rows, starts, self.wide)
-            out, state = self.chunks(inputs, state)
+            if rows.kept is None:
+                out, state = self.chunks(inputs, state)
+            else:
+                aside, counts, cut = rows.kept
+                out, state, kept = chunks_and_kept(self.chunks, inputs, state, counts, cut)
+                memory.write_states(aside, kept)
+                memory.write_inputs(aside, inputs_before(conv_rows, counts, config.conv_width))
             memory.write_states(rows.slots, state)
         if not rows.held:
             count = plan.rows if rows.counts is None else rows.counts
