@@ -1,4 +1,4 @@
-"""CUDA graphs: forwards captured once and launched as a whole."""
+"""CUDA graphs: forwards captured once and launched as a whole, where they can be."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from knockon.engine.graph_capture import CaptureFailed, record, warm_up
 from knockon.engine.sampling import DrawKind
 
 logger = logging.getLogger(__name__)
@@ -51,10 +52,25 @@ class Captured:
         return self._result
 
 
+class ByHand:
+    """Stands for a graph that could not be captured: its kernels are launched one by one."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self._run = run
+
+    def replay(self) -> Any:
+        """Run it, on what its inputs are now."""
+        return self._run()
+
+
 class Graphs:
     """Makes graphs and keeps them, in one pool of memory.
 
     Their memory is shared: a result must be used up, in stream order, before another graph runs.
+
+    What cannot be captured is run by hand, in the same shapes, so that ranks whose graphs could be
+    made still meet those whose could not in every collective. One failure is enough: nothing more
+    of its kind is tried.
 
     Attributes:
         seconds: spent on capturing, so far.
@@ -62,52 +78,63 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._made: dict[StepKey | PrefillKey, Captured] = {}
+        self._made: dict[StepKey | PrefillKey, Captured | ByHand] = {}
+        self._by_hand: set[type] = set()
         self._pool: object = None
         self.seconds = 0.0
 
     @property
     def count(self) -> int:
         """Graphs made."""
-        return len(self._made)
+        return sum(isinstance(each, Captured) for each in self._made.values())
 
     def steps(self) -> list[StepKey]:
         """The speculative steps that graphs were made for."""
         return [key for key in self._made if isinstance(key, StepKey)]
 
-    def find(self, key: StepKey | PrefillKey) -> Captured | None:
+    def find(self, key: StepKey | PrefillKey) -> Captured | ByHand | None:
         """The graph for ``key``, if there is one yet."""
         return self._made.get(key)
 
-    def capture(self, key: StepKey | PrefillKey, run: Callable[[], Any]) -> Captured:
+    def capture(self, key: StepKey | PrefillKey, run: Callable[[], Any]) -> Captured | ByHand:
         """Make the graph for ``key``.
 
         Args:
             run: tensor operations only; called twice, so that kernels are compiled and libraries
                 set up before the capture. The first call has its effects.
         """
+        if type(key) in self._by_hand:
+            return self._made.setdefault(key, ByHand(run))
         began = time.perf_counter()
         with torch.inference_mode():
-            stream = torch.cuda.Stream(self._device)
-            stream.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(stream):
-                run()
-            torch.cuda.current_stream(self._device).wait_stream(stream)
-            torch.cuda.synchronize(self._device)
-            graph = torch.cuda.CUDAGraph()
+            warm_up(run, self._device)
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(
-                graph,
-                pool=self._pool,  # type: ignore[arg-type]
-                capture_error_mode="thread_local",  # NCCL's watchdog asks its events meanwhile
-            ):
-                result = run()
-        found = self._made[key] = Captured(graph, result)
+            try:
+                found = self._made[key] = Captured(*record(run, self._pool, self._device))
+            except CaptureFailed as failed:
+                return self._give_up(key, run, failed)
         took = time.perf_counter() - began
         self.seconds += took
         logger.info("captured %s: %.2f s", key, took)
         return found
+
+    def _give_up(
+        self, key: StepKey | PrefillKey, run: Callable[[], Any], failed: CaptureFailed
+    ) -> ByHand:
+        self._by_hand.add(type(key))
+        if not self.count:
+            self._pool = None  # a pool that no graph lives in cannot be used again
+        kind = "prompts" if isinstance(key, PrefillKey) else "steps"
+        logger.warning(
+            "could not capture %s (%s): from now on %s without a graph launch their kernels one "
+            "by one, which is slower and gives the same tokens",
+            key,
+            failed,
+            kind,
+        )
+        by_hand = self._made[key] = ByHand(run)
+        return by_hand
 
 
 def bucket_of(batch: int, buckets: Iterable[int]) -> int | None:

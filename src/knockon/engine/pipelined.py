@@ -17,6 +17,7 @@ from knockon.drafters.base import Drafter
 from knockon.engine.device_state import DeviceState, upload
 from knockon.engine.flight import Awaited, Clock, PipelinedFlight
 from knockon.engine.graphs import (
+    ByHand,
     Captured,
     Graphs,
     PrefillKey,
@@ -234,7 +235,7 @@ class PipelinedRunner:
             filled = (*slots, *[self.state.idle] * (bucket - len(slots)))
             self._slots[bucket].copy_(upload(filled, torch.int64, self.device))
 
-    def _graph(self, key: StepKey) -> Captured:
+    def _graph(self, key: StepKey) -> Captured | ByHand:
         found = self.graphs.find(key)
         if found is None:
             slots = self._slots[key.bucket]
@@ -244,7 +245,7 @@ class PipelinedRunner:
             slots.copy_(held)
         return found
 
-    def _prefill_graph(self, key: PrefillKey) -> Captured:
+    def _prefill_graph(self, key: PrefillKey) -> Captured | ByHand:
         found = self.graphs.find(key)
         if found is None:
             where = torch.tensor([idle_row(self.state.idle)], device=self.device)
