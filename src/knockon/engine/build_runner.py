@@ -91,8 +91,7 @@ def build_runner(
         longest + 3 * block_rows,
         default_buckets(min(config.cuda_graph_max_bs or batch, batch)) if config.cuda_graph else (),
         accept,
-        # Prompts go through recurrent layers by library calls that graphs may not hold.
-        chunk if config.cuda_graph and states is None else 0,
+        most_prefill_rows(config, chunk, recurrent=states is not None),
         states,
     )
     if config.kv_memory is None and config.device == "cuda":
@@ -109,6 +108,23 @@ def build_runner(
         runner.capture(widths)
         logger.info("captured %d graphs in %.1f s", runner.graphs.count, runner.graphs.seconds)
     return runner, budget
+
+
+def most_prefill_rows(config: EngineConfig, chunk: int, recurrent: bool) -> int:
+    """Prompt tokens, over all requests, up to which a prefill may run as a graph; 0 for none.
+
+    Where layers are recurrent a graph wants their chunk kernels: a few launches whatever a prompt's
+    length, that read nothing back. In PyTorch it would hold a dozen nodes a chunk and layer, 18,000
+    for 2048 rows of 48 layers, among them cuBLAS's batched triangular solver, of which nobody says
+    that it may be captured.
+
+    Args:
+        config: settled.
+        chunk: prompt tokens of a step.
+    """
+    if not config.cuda_graph or (recurrent and config.linear_attn_backend != "fla"):
+        return 0
+    return chunk
 
 
 def _asked_memory(sizes: Sizes) -> int:
