@@ -1,15 +1,18 @@
 """A verified block through the gated delta rule, and its accepted rows into the states.
 
 One program holds a slice of one head's state in registers and takes the rows one after the other,
-so a state is read once a block, in place, and written once by whoever keeps it. The replay repeats
-the block's own operations, products and sums rounded alike, so its states have the bits that the
-rows alone would have left.
+so a state is read once a block, in place, and written once by whoever keeps it. What the next row
+needs is asked for before a row is computed: a row's time is then that of its sums, not of memory.
+The replay repeats the block's own operations, products and sums rounded alike, so its states have
+the bits that the rows alone would have left.
 """
 
 # Kernel signatures are Triton's, not Python's.
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +21,27 @@ from knockon.layers.delta_rule import DeltaInputs
 from knockon.layers.fused.pdl import follow, pdl
 from knockon.triton_backend import jit, power_of_two, tl
 
-_VALUES = 32  # columns of a state that a program holds
+
+class Slice(NamedTuple):
+    """What of a head's state a program holds.
+
+    How sums over keys are added up depends on both, and so do a state's last bits: single rows,
+    blocks and their replay must be run with the same.
+
+    Attributes:
+        values: columns; a power of two.
+        warps: that share them.
+    """
+
+    values: int
+    warps: int
+
+
+SLICE = Slice(values=32, warps=2)  # benchmarks/results/delta_block.json
 
 
 def delta_block_kernel(
-    inputs: DeltaInputs, states: Tensor, slots: Tensor, write: bool
+    inputs: DeltaInputs, states: Tensor, slots: Tensor, write: bool, held: Slice = SLICE
 ) -> tuple[Tensor, Tensor]:
     """:func:`~knockon.layers.delta_rule.delta_steps` from states where they lie.
 
@@ -31,6 +50,7 @@ def delta_block_kernel(
         states: ``[S, value_heads, key_dim, value_dim]``.
         slots: ``[B]`` int64, whose states.
         write: whether the last states are stored.
+        held: by each program.
 
     Returns:
         Outputs and corrections, both ``[B, T, value_heads, value_dim]``.
@@ -38,7 +58,7 @@ def delta_block_kernel(
     q, k, v, log_decay, beta = (x.contiguous() for x in inputs)
     out, corrections = torch.empty_like(v), torch.empty_like(v)
     batch, rows, heads, dim = v.shape
-    values = min(_VALUES, power_of_two(dim))
+    values = min(held.values, power_of_two(dim))
     if v.numel():
         run_rows[(batch, heads, -(-dim // values))](
             q,
@@ -58,7 +78,7 @@ def delta_block_kernel(
             WRITE=write,
             KEYS=power_of_two(k.shape[3]),
             VALUES=values,
-            num_warps=4,
+            num_warps=held.warps,
             **pdl(v),
         )
     return out, corrections
@@ -71,10 +91,11 @@ def replay_block_kernel(
     corrections: Tensor,
     log_decay: Tensor,
     lengths: Tensor,
+    held: Slice = SLICE,
 ) -> None:
     """:func:`~knockon.layers.delta_rule.replay` of states where they lie."""
     batch, rows, heads, dim = corrections.shape
-    values = min(_VALUES, power_of_two(dim))
+    values = min(held.values, power_of_two(dim))
     if corrections.numel():
         replay_rows[(batch, heads, -(-dim // values))](
             k.contiguous(),
@@ -90,7 +111,7 @@ def replay_block_kernel(
             dim,
             KEYS=power_of_two(k.shape[3]),
             VALUES=values,
-            num_warps=4,
+            num_warps=held.warps,
             **pdl(corrections),
         )
 
@@ -124,16 +145,26 @@ def run_rows(
     home = home_of(states, slots, request, head, key, value, value_heads, key_dim, value_dim)
     state = tl.load(home, mask=live, other=0.0).to(tl.float32)
     key_head = head // (value_heads // key_heads)
+    first = request * rows
+    at_head = first * value_heads + head
+    at_key = (first * key_heads + key_head) * key_dim + key
+    next_keys = tl.load(k + at_key, mask=key_live, other=0.0)
+    next_queries = tl.load(q + at_key, mask=key_live, other=0.0)
+    next_value = tl.load(v + at_head * value_dim + value, mask=value_live, other=0.0)
+    next_decay, next_beta = tl.load(log_decay + at_head), tl.load(beta + at_head)
     for t in range(rows):
-        row = request * rows + t
-        at_key = (row * key_heads + key_head) * key_dim + key
+        keys, queries = next_keys[:, None], next_queries[:, None]
+        read, decay, strength = next_value, next_decay, next_beta
+        at_value = (first + t) * value_heads * value_dim + head * value_dim + value
+        row = first + tl.minimum(t + 1, rows - 1)
         at_head = row * value_heads + head
-        at_value = at_head * value_dim + value
-        keys = tl.load(k + at_key, mask=key_live, other=0.0)[:, None]
-        queries = tl.load(q + at_key, mask=key_live, other=0.0)[:, None]
-        state = state * tl.exp(tl.load(log_decay + at_head))
-        missing = tl.load(v + at_value, mask=value_live, other=0.0) - tl.sum(state * keys, 0)
-        correction = missing * tl.load(beta + at_head)
+        at_key = (row * key_heads + key_head) * key_dim + key
+        next_keys = tl.load(k + at_key, mask=key_live, other=0.0)
+        next_queries = tl.load(q + at_key, mask=key_live, other=0.0)
+        next_value = tl.load(v + at_head * value_dim + value, mask=value_live, other=0.0)
+        next_decay, next_beta = tl.load(log_decay + at_head), tl.load(beta + at_head)
+        state = state * tl.exp(decay)
+        correction = (read - tl.sum(state * keys, 0)) * strength
         tl.store(corrections + at_value, correction, mask=value_live)
         state = written(state, keys, correction[None, :], KEYS, VALUES)
         tl.store(out + at_value, tl.sum(state * queries, 0), mask=value_live)
@@ -168,15 +199,23 @@ def replay_rows(
     state = tl.load(home, mask=live, other=0.0).to(tl.float32)
     key_head = head // (value_heads // key_heads)
     length = tl.load(lengths + request).to(tl.int32)
+    first = request * rows
+    at_head = first * value_heads + head
+    at_key = (first * key_heads + key_head) * key_dim + key
+    next_keys = tl.load(k + at_key, mask=key_live, other=0.0)
+    next_correction = tl.load(corrections + at_head * value_dim + value, mask=value_live, other=0.0)
+    next_decay = tl.load(log_decay + at_head)
     for t in range(length):
-        row = request * rows + t
+        keys, correction, decay = next_keys[:, None], next_correction[None, :], next_decay
+        row = first + tl.minimum(t + 1, rows - 1)
         at_head = row * value_heads + head
         at_key = (row * key_heads + key_head) * key_dim + key
-        keys = tl.load(k + at_key, mask=key_live, other=0.0)[:, None]
         at_value = at_head * value_dim + value
-        correction = tl.load(corrections + at_value, mask=value_live, other=0.0)
-        state = state * tl.exp(tl.load(log_decay + at_head))
-        state = written(state, keys, correction[None, :], KEYS, VALUES)
+        next_keys = tl.load(k + at_key, mask=key_live, other=0.0)
+        next_correction = tl.load(corrections + at_value, mask=value_live, other=0.0)
+        next_decay = tl.load(log_decay + at_head)
+        state = state * tl.exp(decay)
+        state = written(state, keys, correction, KEYS, VALUES)
         state = state.to(states.dtype.element_ty).to(tl.float32)
     tl.store(home, state.to(states.dtype.element_ty), mask=live)
 
