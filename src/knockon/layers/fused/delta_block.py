@@ -75,7 +75,7 @@ def delta_block_kernel(
             heads,
             k.shape[3],
             dim,
-            WRITE=write,
+            write,
             KEYS=power_of_two(k.shape[3]),
             VALUES=values,
             num_warps=held.warps,
@@ -116,7 +116,22 @@ def replay_block_kernel(
         )
 
 
-@jit
+# A block, a single row and one whose states are kept must be one program: which product of a sum
+# the compiler adds unrounded is its choice, and made anew for every variant. So nothing that
+# differs between them is a constant to it, nor how small tensors are aligned.
+@jit(
+    do_not_specialize=["rows", "write"],
+    do_not_specialize_on_alignment=[
+        "q",
+        "k",
+        "v",
+        "log_decay",
+        "beta",
+        "slots",
+        "out",
+        "corrections",
+    ],
+)
 def run_rows(
     q,
     k,
@@ -132,7 +147,7 @@ def run_rows(
     value_heads,
     key_dim,
     value_dim,
-    WRITE: tl.constexpr,
+    write,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     PDL: tl.constexpr,
@@ -169,7 +184,10 @@ def run_rows(
         state = written(state, keys, correction[None, :], KEYS, VALUES)
         tl.store(out + at_value, tl.sum(state * queries, 0), mask=value_live)
         state = state.to(states.dtype.element_ty).to(tl.float32)
-    if WRITE:
+    if write:
+        # Times one: addresses that are worked out anew, and not held in registers through the loop.
+        key *= write
+        home = home_of(states, slots, request, head, key, value, value_heads, key_dim, value_dim)
         tl.store(home, state.to(states.dtype.element_ty), mask=live)
 
 
