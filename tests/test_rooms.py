@@ -77,8 +77,9 @@ def test_the_lowest_rooms_need_nothing_but_torch_and_triton(room):
         assert tops & THIRD_PARTY <= OUTSIDE[room], path
 
 
-def test_the_error_module_imports_nothing_of_the_package():
-    assert not rooms_imported(PACKAGE / "errors.py")
+@pytest.mark.parametrize("name", ["errors.py", "startup_heap.py", "triton_backend.py"])
+def test_the_modules_under_all_rooms_import_nothing_of_the_package(name):
+    assert not rooms_imported(PACKAGE / name)
 
 
 def test_every_form_of_import_is_seen(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -28,6 +29,9 @@ class Worker:
 
     def describe(self) -> tuple[int, int, str, int, int]:
         return self.rank, self.size, self.label, torch.get_num_threads(), os.getpid()
+
+    def kept_objects(self) -> int:
+        return gc.get_freeze_count()
 
     def environ(self, name: str) -> str | None:
         return os.environ.get(name)

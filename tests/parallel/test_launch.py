@@ -91,6 +91,10 @@ def test_ranks_see_the_parents_environment(
     assert shared_pool.call_all("environ", "PATH") == [os.environ["PATH"]] * 2
 
 
+def test_ranks_keep_what_their_start_has_made_from_the_collector(shared_pool: RankPool) -> None:
+    assert shared_pool.call("kept_objects") > 10_000  # torch is imported there
+
+
 def test_large_values_pass(shared_pool: RankPool) -> None:
     value = os.urandom(3_000_000)
     assert shared_pool.call_all("echo", value) == [value] * 2

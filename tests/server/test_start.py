@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -21,6 +22,13 @@ def test_the_http_process_imports_neither_torch_nor_transformers() -> None:
     ).stdout
     assert "'fastapi'" in loaded
     assert "'torch'" not in loaded and "'transformers'" not in loaded
+
+
+def test_both_processes_keep_what_their_start_has_made_from_the_collector(
+    server: ServerProcess,
+) -> None:
+    counts = re.findall(r"objects that garbage collection leaves out: (\d+)", server.log)
+    assert len(counts) == 2 and min(map(int, counts)) > 10_000
 
 
 def test_server_info_tells_the_machine_and_the_models_sizes(server: ServerProcess) -> None:

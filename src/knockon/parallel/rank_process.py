@@ -29,6 +29,7 @@ from torch.distributed import TCPStore
 
 from knockon.errors import KnockonError
 from knockon.parallel.rank_messages import NOTHING, START, Raised, Request, Returned, Start, Stop
+from knockon.startup_heap import keep_startup_objects
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -96,6 +97,7 @@ def _serve(start: Start, connection: Connection, inbox: SimpleQueue[object]) -> 
     def build() -> bytes:
         nonlocal worker
         worker, device = _build(start)
+        keep_startup_objects()
         return pickle.dumps(device)
 
     answer(START, build)

@@ -20,6 +20,7 @@ import zmq
 
 from knockon.errors import KnockonError, Refused
 from knockon.server import messages as m
+from knockon.startup_heap import keep_startup_objects
 
 if TYPE_CHECKING:
     from knockon.engine.llm import LLM
@@ -72,6 +73,7 @@ def _serve(socket: zmq.Socket[bytes], parent: int) -> int:
         return 1
     with llm:
         loop = EngineLoop(llm, socket, parent)
+        logger.info("objects that garbage collection leaves out: %d", keep_startup_objects())
         loop.send(m.Ready(llm.capacity(), in_force(llm), environment(), llm.model_sizes()))
         try:
             loop.run()

@@ -24,6 +24,7 @@ from knockon.server.metrics import Metrics
 from knockon.server.prompts import PromptEncoder
 from knockon.server.settings import ServerSettings
 from knockon.server.state import ServerState
+from knockon.startup_heap import keep_startup_objects
 
 logger = logging.getLogger("knockon.server")
 LAST_ANSWERS = 1.0  # s that clients get to hear that the engine has failed
@@ -125,6 +126,7 @@ async def _get_ready(state: ServerState, listener: socket.socket) -> None:
         engine.fail(str(tokenizer), refused=True)
         return
     state.encoder = PromptEncoder(tokenizer, state.settings.chat_template)
+    logger.info("objects that garbage collection leaves out: %d", keep_startup_objects())
     logger.info("ready: %s at http://%s:%d", state.settings.model_name, *_address(listener))
 
 
