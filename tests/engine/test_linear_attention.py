@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 import pytest
@@ -64,6 +65,23 @@ def test_a_settled_config_names_what_was_chosen(monkeypatch: pytest.MonkeyPatch)
     assert settled(dtype="float32") == "torch"
     assert settled(dtype="float32", linear_attn_backend="fla") == "fla"
     assert settled(device="cpu") == "torch"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_package_that_cannot_be_imported_is_passed_over_unless_asked_for(
+    tiny: TinyShelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("knockon.engine.settle.detect", lambda: machine((9, 0)))
+    model = str(tiny.target(TARGET))
+    fake_fla.install(monkeypatch)
+    assert check(EngineConfig(model)).linear_attn_backend == "fla"
+    assert not caplog.text
+    del sys.modules["fla.ops.gated_delta_rule"].chunk_gated_delta_rule
+    assert check(EngineConfig(model)).linear_attn_backend == "torch"
+    assert "prompts go through recurrent layers in PyTorch: fla-core" in caplog.text
+    assert "chunk_gated_delta_rule" in caplog.text
+    # By name it stays, and is refused where the runner is built.
+    assert check(EngineConfig(model, linear_attn_backend="fla")).linear_attn_backend == "fla"
 
 
 @pytest.mark.parametrize(

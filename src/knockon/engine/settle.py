@@ -22,6 +22,7 @@ from knockon.engine.defaults import (
 )
 from knockon.engine.hardware import Hardware, detect
 from knockon.errors import Refused
+from knockon.layers.fla_chunks import import_rule
 from knockon.models.catalog import resolve
 from knockon.models.config import ModelConfig
 from knockon.models.target import read_config
@@ -65,6 +66,8 @@ def check(config: EngineConfig) -> EngineConfig:
         if isinstance(config.verify_width, int):
             check_verify_width(config.verify_width, block_size_of(config, drafter))
     settled = settle(_pass_over(config, target))
+    if config.linear_attn_backend == "auto" and target.delta is not None:
+        settled = fall_back_from_fla(settled)
     _check_states(settled, target)
     if settled.speculative_draft_head_dtype == "fp8":
         _check_fp8_head(settled, target)
@@ -138,6 +141,18 @@ def _settle_linear_attention(asked: str, machine: Hardware, dtype: str) -> str:
     if obstacle:
         raise Refused("linear_attn_backend", asked, "torch or auto", f"{obstacle}.")
     return asked
+
+
+def fall_back_from_fla(settled: EngineConfig) -> EngineConfig:
+    """PyTorch's prompts where a package that nobody asked for cannot be imported after all."""
+    if settled.linear_attn_backend != "fla":
+        return settled
+    try:
+        import_rule()
+    except Refused as refused:
+        logger.warning("prompts go through recurrent layers in PyTorch: %s", refused.hint)
+        return settled.replace(linear_attn_backend="torch")
+    return settled
 
 
 def _pass_over(config: EngineConfig, target: ModelConfig) -> EngineConfig:

@@ -99,17 +99,7 @@ class FlaChunks:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        # Or it hands a call on to other packages where they are installed, whose launches are
-        # theirs, or takes settings from files.
-        os.environ["FLA_DISABLE_BACKEND_DISPATCH"] = "1"
-        os.environ["FLA_CACHE_MODE"] = "disabled"
-        try:
-            from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-        except Exception as error:  # whatever a package of others does when imported
-            wanted = "torch, or a package that can be imported"
-            why = f"{PACKAGE} {fla_version()}: {type(error).__name__}: {error}."
-            raise Refused("linear_attn_backend", "fla", wanted, why) from error
-        self._rule = chunk_gated_delta_rule
+        self._rule = import_rule()
         free = fix_launches()
         if free:
             logger.warning(
@@ -139,6 +129,25 @@ class FlaChunks:
             output_final_state=True,
         )
         return out.to(inputs.v.dtype), last
+
+
+def import_rule() -> Any:
+    """The package's chunked gated delta rule.
+
+    Raises:
+        Refused: a package that cannot be imported, or has none.
+    """
+    # Or it hands a call on to other packages where they are installed, whose launches are theirs,
+    # or takes settings from files.
+    os.environ["FLA_DISABLE_BACKEND_DISPATCH"] = "1"
+    os.environ["FLA_CACHE_MODE"] = "disabled"
+    try:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    except Exception as error:  # whatever a package of others does when imported
+        wanted = "torch, or a package that can be imported"
+        why = f"{PACKAGE} {fla_version()}: {type(error).__name__}: {error}."
+        raise Refused("linear_attn_backend", "fla", wanted, why) from error
+    return chunk_gated_delta_rule
 
 
 def fix_launches() -> list[str]:

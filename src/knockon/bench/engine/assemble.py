@@ -11,7 +11,7 @@ from knockon.engine.assemble import width_policy, widths_of
 from knockon.engine.build_runner import build_runner
 from knockon.engine.config import EngineConfig
 from knockon.engine.engine import Engine
-from knockon.engine.settle import settle, sizes_of
+from knockon.engine.settle import fall_back_from_fla, settle, sizes_of
 from knockon.engine.speculate import Accept, accept_drawn
 from knockon.layers.attention import AttentionBackend, PagedBackend, SdpaBackend
 from knockon.models.decoder import Decoder
@@ -70,6 +70,8 @@ def assemble_engine(
             max_mamba_cache_size=max_batch_size if target.config.delta is not None else None,
         )
     )
+    if target.config.delta is not None:
+        config = fall_back_from_fla(config)
     widths = widths_of(config, block)
     runner, budget = build_runner(
         config, target, drafter, drafted, positions, block, widths, target.group, accept
