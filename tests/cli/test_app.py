@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from knockon import __version__
 from knockon.cli import app
-from knockon.errors import KnockonError
+from knockon.errors import KnockonError, Refused
 
 KNOCKON = [sys.executable, "-c", "from knockon.cli.app import main; main()"]
 
@@ -60,6 +60,43 @@ def test_a_refusal_is_one_line_on_stderr_and_exit_code_2(tmp_path):
     assert line.startswith("error: model: found 'unheard-of'")
     assert "smollm2-135m" in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "named"),
+    [
+        (["generate", "m", "hi", "--top-p", "2"], "top_p", "--top-p"),
+        (["generate", "m", "hi", "--verify-width=0"], "verify_width", "--verify-width"),
+        (
+            ["generate", "m", "hi", "--speculative-dflash-block-size", "0"],
+            "verify_width",
+            "--speculative-dflash-block-size",
+        ),
+        (
+            ["generate", "m", "hi", "--speculative-domino-candidate-pool-size", "-1"],
+            "speculative_domino_candidate_pool_size",
+            "--speculative-domino-candidate-pool-size",
+        ),
+        (["bench", "rollout", "--pool-size", "-1"], "pool_size", "--pool-size"),
+        (["generate", "m", "hi"], "top_p", "top_p"),  # a default, or a model's own setting
+        (["generate", "m", "bench"], "pool_size", "pool_size"),
+        (["generate", "m", "hi"], "model", "model"),
+    ],
+)
+def test_a_refusal_names_the_flag_that_was_typed(
+    monkeypatch, capsys, arguments: list[str], field: str, named: str
+) -> None:
+    def refuse(prog_name: str) -> None:
+        raise Refused(field, 2, "something else", "A hint.")
+
+    command = typer.main.get_command(app.app)
+    monkeypatch.setattr(app.typer.main, "get_command", lambda _: command)
+    monkeypatch.setattr(app, "app", refuse)
+    monkeypatch.setattr(sys, "argv", ["knockon", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        app.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"error: {named}: found 2, wanted something else. A hint.\n"
 
 
 def test_misuse_is_exit_code_2_without_a_traceback():

@@ -61,7 +61,7 @@ def test_the_module_runs_as_the_command_does():
     command = [sys.executable, "-m", "knockon", "bench", "rollout", "--batches", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: batches: found [0]")
+    assert done.stderr.startswith("error: --batches: found [0]")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import typer
 
 from knockon import __version__
 from knockon.cli import bench, chat, doctor, generate, models, serve, train
-from knockon.errors import KnockonError
+from knockon.cli.flag_names import named_as_typed
+from knockon.errors import KnockonError, Refused
 
 app = typer.Typer(
     name="knockon",
@@ -76,6 +77,8 @@ def main() -> None:
             # Here rather than at interpreter exit, where a reader that is gone cannot be caught.
             sys.stdout.flush()
     except KnockonError as error:
+        if isinstance(error, Refused):
+            error = named_as_typed(error, typer.main.get_command(app), sys.argv[1:])
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

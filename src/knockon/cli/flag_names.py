@@ -1,10 +1,11 @@
-"""Errors of ``knockon serve`` by the flags that were typed, not by the settings behind them."""
+"""Errors by the flags that were typed, not by the settings behind them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from knockon.errors import KnockonError, Refused
 
@@ -19,9 +20,28 @@ _OTHERS = {
 }
 
 
+def named_as_typed(refused: Refused, command: Any, arguments: Sequence[str]) -> Refused:
+    """A refusal that names the flag, where one was typed for the field that it names.
+
+    Args:
+        command: the whole program, as click sees it.
+        arguments: its own.
+    """
+    typed = [argument.partition("=")[0] for argument in arguments]
+    for name in typed:
+        command = getattr(command, "commands", {}).get(name, command)
+    for option in command.params:
+        own = f"--{refused.field.replace('_', '-')}" in option.opts
+        if own or option.name == refused.field:
+            flag = next((name for name in typed if name in option.opts), None)
+            if flag is not None:
+                return Refused(flag, refused.found, refused.wanted, refused.hint)
+    return refused
+
+
 @contextmanager
 def named_by_flags() -> Iterator[None]:
-    """What is refused inside, or said to be by the engine's process, names flags."""
+    """What is refused inside, or said to be by the engine's process, names flags of ``serve``."""
     flags = flags_of_settings()
     try:
         yield
