@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,10 +33,9 @@ from knockon.models.catalog import resolve
 
 # Step in ms, tokens a stream and step, streams: SmolLM2 on an H200 takes 0.9 to 1.6 ms.
 CASES = ((1.0, 1, 8), (1.0, 1, 32), (1.4, 4, 8), (1.4, 4, 32), (0.4, 4, 32))
-PORT = 31873
 
 
-def serve(model: str, streams: int) -> None:
+def serve(model: str, streams: int, port: int) -> None:
     """The server, in a process of its own."""
     from knockon.server import engine_client
     from knockon.server.run import serve as run
@@ -43,7 +43,7 @@ def serve(model: str, streams: int) -> None:
 
     engine_client.ENGINE = "pretended_engine"
     engine = {"model": model, "max_batch_size": streams}
-    run(ServerSettings(engine=engine, port=PORT, served_model_name="none", log_level="warning"))
+    run(ServerSettings(engine=engine, port=port, served_model_name="none", log_level="warning"))
 
 
 def measure_case(
@@ -52,11 +52,13 @@ def measure_case(
     """One case on a server of its own."""
     step_ms, tokens, streams = case
     variables = {pretended_engine.STEP_MS: str(step_ms), pretended_engine.TOKENS: str(tokens)}
-    command = [sys.executable, __file__, "--serve", str(streams), "--model", asked.model]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    command = [sys.executable, __file__, "--serve", str(streams), str(port), "--model", asked.model]
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(command, env=os.environ | variables, stderr=log)
     settings = ServingSettings(
-        base_url=f"http://127.0.0.1:{PORT}",
+        base_url=f"http://127.0.0.1:{port}",
         dataset=asked.prompts,
         num_prompts=asked.requests_each * streams,
         output_len=512,
@@ -103,10 +105,10 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="JSON lines or ShareGPT's JSON")
     parser.add_argument("--requests-each", type=int, default=4, help="requests a stream")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=int, nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
-        serve(str(resolve(asked.model)), asked.serve)
+        serve(str(resolve(asked.model)), *asked.serve)
         return
     if asked.prompts is None:
         parser.error("--prompts: a file is needed")
