@@ -75,7 +75,7 @@ def delta_block_kernel(
             heads,
             k.shape[3],
             dim,
-            write,
+            int(write),
             KEYS=power_of_two(k.shape[3]),
             VALUES=values,
             num_warps=held.warps,
