@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.engine.generation import (
     with_seed,
 )
 from tests.engine.test_hybrid import SAMPLED, SHORT, TARGET
+from tests.engine.test_pipelined import ReplayedByHand
 
 PROMPTS = random_prompts(7)
 
@@ -102,6 +104,35 @@ def test_an_interrupted_launch_loses_nothing(
                     found[output.request_id] = output.finished
     assert broken == 2
     assert tokens([found[each] for each in ids]) == tokens(alone)
+
+
+def test_an_interrupted_capture_leaves_no_slots_misnamed(
+    tiny: TinyShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a graph is made its slots are idle ones: nobody's steps may be run on those."""
+    model, draft = tiny.target(TARGET), tiny.drafter("domino", TARGET)
+    plain = generate(model, draft, PROMPTS[:2], SHORT)
+    with load(model, draft, overlap_schedule=True, max_batch_size=2) as llm:
+        runner = runner_of(llm)
+        graphs = ReplayedByHand()
+        runner.graphs = graphs  # type: ignore[assignment]
+        runner._slots = {2: torch.full((2,), runner.state.idle)}
+
+        def interrupted(key: object, run: Any) -> SimpleNamespace:
+            run()
+            raise KeyboardInterrupt
+
+        ids = [llm.add(prompt, SHORT) for prompt in PROMPTS[:2]]
+        with monkeypatch.context() as patch:
+            patch.setattr(graphs, "capture", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                for _ in range(3):
+                    llm.step()
+        found = {}
+        while len(found) < 2:
+            outputs = [output.finished for output in llm.step() if output.finished is not None]
+            found |= {output.id: output for output in outputs}
+        assert tokens([found[name] for name in ids]) == tokens(plain)
 
 
 @pytest.mark.gpu

@@ -231,18 +231,19 @@ class PipelinedRunner:
     def _fill(self, bucket: int, slots: Sequence[int]) -> None:
         """Name the slots that the graphs of a bucket are to work on."""
         if self._in_bucket.get(bucket) != slots:
-            self._in_bucket[bucket] = slots
+            self._in_bucket.pop(bucket, None)  # an interrupt leaves them named, or to be named
             filled = (*slots, *[self.state.idle] * (bucket - len(slots)))
             self._slots[bucket].copy_(upload(filled, torch.int64, self.device))
+            self._in_bucket[bucket] = slots
 
     def _graph(self, key: StepKey) -> Captured | ByHand:
         found = self.graphs.find(key)
         if found is None:
             slots = self._slots[key.bucket]
-            held = slots.clone()
-            slots.fill_(self.state.idle)
+            named = self._in_bucket.get(key.bucket, [])
+            self._fill(key.bucket, [])
             found = self.graphs.capture(key, lambda: self._step(slots, key.width, key.kind)[0])
-            slots.copy_(held)
+            self._fill(key.bucket, named)
         return found
 
     def _prefill_graph(self, key: PrefillKey) -> Captured | ByHand:
