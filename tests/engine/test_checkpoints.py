@@ -13,10 +13,18 @@ from knockon.engine.scheduler import Scheduler
 SIZE = 4
 
 
+def take(kept: Checkpoints, page: int) -> int | None:
+    """Reserve a state and keep it."""
+    slot = kept.reserve(page)
+    if slot is not None:
+        kept.keep(page, slot)
+    return slot
+
+
 def test_the_deepest_one_along_a_prefix_is_found() -> None:
     kept = Checkpoints(10, 3)
     assert kept.deepest([1, 2, 3]) is None
-    assert {kept.take(2), kept.take(5), kept.take(3)} == {10, 11, 12}
+    assert {take(kept, 2), take(kept, 5), take(kept, 3)} == {10, 11, 12}
     found = kept.deepest([1, 2, 3, 4])
     assert found is not None and found.pages == 3
     found = kept.deepest([1, 2])
@@ -26,19 +34,19 @@ def test_the_deepest_one_along_a_prefix_is_found() -> None:
 
 def test_the_one_longest_unused_gives_way() -> None:
     kept = Checkpoints(0, 2)
-    first, second = kept.take(1), kept.take(2)
+    first, second = take(kept, 1), take(kept, 2)
     kept.deepest([1])
-    assert kept.take(3) == second
+    assert take(kept, 3) == second
     assert kept.deepest([2]) is None
     found = kept.deepest([1])
     assert found is not None and found.slot == first
-    assert kept.take(1) is None  # it has one
+    assert take(kept, 1) is None  # it has one
     assert kept.kept == 2
 
 
 def test_none_are_kept_where_there_is_no_room() -> None:
     kept = Checkpoints(4, 0)
-    assert kept.take(1) is None
+    assert take(kept, 1) is None
     kept.drop(1)
     assert kept.kept == 0
 
@@ -51,7 +59,7 @@ def test_a_checkpoint_goes_with_its_page() -> None:
     pool.register(list(range(8)), pages)
     for page in pages:
         assert pool.is_cached(page)
-        kept.take(page)
+        take(kept, page)
     pool.release(pages)
     assert kept.kept == 2
     pool.allocate(1)  # the deeper one is evicted
@@ -66,18 +74,18 @@ def test_a_reserved_one_is_found_nowhere_and_given_to_nobody_until_it_is_kept() 
     first, second = kept.reserve(1), kept.reserve(2)
     assert {first, second} == {0, 1} and kept.kept == 0
     assert kept.deepest([1, 2]) is None
-    assert kept.reserve(3) is None and kept.take(3) is None  # neither may be written twice
+    assert kept.reserve(3) is None and take(kept, 3) is None  # neither may be written twice
     assert first is not None
     kept.keep(1, first)
     found = kept.deepest([1, 2])
     assert found is not None and (found.pages, found.slot) == (1, first)
     kept.give_back()
-    assert kept.take(3) == second
+    assert take(kept, 3) == second
     assert kept.reserve(1) is None  # it has one
     assert kept.reserve(4) == first  # the one longest unused has given way
     kept.keep(3, first)  # meanwhile its page has got another
     kept.give_back()
-    assert kept.take(5) == first
+    assert take(kept, 5) == first
 
 
 def make(kept: Checkpoints, chunk: int = 100, most: int = 64) -> Scheduler:
@@ -108,7 +116,7 @@ def test_prefill_stops_where_prompts_parted_and_keeps_a_state_where_full_pages_e
     assert [(c.start, c.count) for c in step.prefill] == [(0, 8)]
     assert step.prefill[0].kept_slot < 0
     second.length = 8
-    slot = kept.take(second.pages[1])
+    slot = take(kept, second.pages[1])
     (chunk,) = s.schedule().prefill
     assert (chunk.start, chunk.count, chunk.kept_rows) == (8, 11, 8)
     third = request("c", [*range(9), *range(50, 55)])
@@ -176,7 +184,7 @@ def test_the_same_prompt_finds_its_state_whatever_its_length(length: int) -> Non
                 page = r.pages[(chunk.start + chunk.kept_rows) // SIZE - 1]
                 kept.keep(page, chunk.kept_slot)
             if r.length in r.boundaries:
-                kept.take(r.pages[r.length // SIZE - 1])
+                take(kept, r.pages[r.length // SIZE - 1])
             kept.give_back()
         s.finish(r)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from knockon.engine.checkpoints import Checkpoints, Found
 from knockon.layers.recurrent_state import DeltaMemory
 from tests.engine.generation import TinyShelf, check_same, generate, load, random_prompts
 from tests.engine.test_hybrid import PROMPTS, SHORT, TARGET, engine_of
@@ -41,6 +42,62 @@ def test_prefix_hits_go_on_from_checkpoints_and_change_nothing(
     check_same(warm, cold)
     check_same([again[0]], [cold[0]])
     check_same([again[1]], generate(model, draft, [follow], SHORT, prefix_cache=False, **width))
+
+
+def test_a_state_that_was_not_copied_to_its_end_is_gone_on_from_by_nobody(
+    tiny: TinyShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prompt = tiny.target(TARGET), random_prompts(1, low=30, high=31)[0]
+    cold = generate(model, None, [prompt], SHORT)
+    original = DeltaMemory.copy
+
+    def interrupted(self: DeltaMemory, source: int, target: int) -> None:
+        original(self, source, target)
+        raise KeyboardInterrupt
+
+    # Copied where a forward ends with a page, and not where one goes on beyond it.
+    with load(model, page_size=4, prefill_chunk=28) as llm:
+        name = llm.add(prompt, SHORT)
+        with monkeypatch.context() as patch:
+            patch.setattr(DeltaMemory, "copy", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                llm.step()
+        assert llm.occupancy().cached_states == 0
+        found = []
+        while not found:
+            found = [o.finished for o in llm.step() if o.finished is not None]
+        assert found[0].id == name
+        check_same(found, cold)
+        assert llm.occupancy().cached_states == 1
+        check_same(llm.generate([prompt], SHORT), cold)
+
+
+def test_an_interrupted_search_for_a_state_loses_no_request(
+    tiny: TinyShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.target(TARGET)
+    cold = generate(model, None, PROMPTS[:2], SHORT)
+    original, calls = Checkpoints.deepest, 0
+
+    def interrupted(self: Checkpoints, pages: list[int]) -> Found | None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return original(self, pages)
+
+    with load(model, page_size=4, max_batch_size=2) as llm:
+        monkeypatch.setattr(Checkpoints, "deepest", interrupted)
+        names = [llm.add(prompt, SHORT) for prompt in PROMPTS[:2]]
+        with pytest.raises(KeyboardInterrupt):
+            llm.step()
+        occupancy = llm.occupancy()
+        assert occupancy.running + occupancy.waiting == 2
+        found = {}
+        while len(found) < 2:
+            ended = [o.finished for o in llm.step() if o.finished is not None]
+            found |= {output.id: output for output in ended}
+    check_same([found[name] for name in names], cold)
 
 
 def test_pages_of_one_position(tiny: TinyShelf) -> None:

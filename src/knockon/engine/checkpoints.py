@@ -47,15 +47,8 @@ class Checkpoints:
                 return Found(count, slot)
         return None
 
-    def take(self, page: int) -> int | None:
-        """A state to be kept under a page; ``None`` where it has one, or none can be kept."""
-        slot = self.reserve(page)
-        if slot is not None:
-            self.keep(page, slot)
-        return slot
-
     def reserve(self, page: int) -> int | None:
-        """A state that a forward is to write before it is known whether its page will be cached.
+        """A state to be written, before it is known whether that is done or its page cached.
 
         Until :meth:`keep` or :meth:`give_back` it is found under no page, nor given to another.
 
@@ -77,8 +70,8 @@ class Checkpoints:
 
     def give_back(self) -> None:
         """Let all that is still reserved be used for something else."""
-        self._free += reversed(self._reserved)
-        self._reserved.clear()
+        while self._reserved:  # one by one: an interrupt may lose one, but give none out twice
+            self._free.append(self._reserved.pop())
 
     def drop(self, page: int) -> None:
         """Forget what was kept under a page, which is cached no more."""

@@ -352,9 +352,10 @@ class Engine:
         assert self._checkpoints is not None
         page = request.pages[request.length // self.runner.page_size - 1]
         if self.scheduler.pool.is_cached(page):
-            slot = self._checkpoints.take(page)
+            slot = self._checkpoints.reserve(page)
             if slot is not None:
                 self.runner.copy_state(request.slot, slot)
+                self._checkpoints.keep(page, slot)  # not before: the copying may be interrupted
 
     def _finish(
         self,

@@ -195,21 +195,21 @@ class Scheduler:
             if pages is None:
                 self.pool.release(cached)
                 break
-            self.waiting.popleft()
             request.pages = cached + pages
             request.length = len(cached) * self.pool.page_size
             request.registered = len(cached)
             request.slot = self._free_slots.pop() if self._free_slots else len(self.running)
             request.stay = next(_STAYS)
             request.phase = Phase.PREFILL
+            self.running.append(self.waiting.popleft())
+            self.with_history += request.params.needs_history
+            # The search for a state comes last: interrupted, it leaves a request that runs.
             if self.pool.checkpoints is not None:
                 self._go_on_from(self.pool.checkpoints, request, cached, restored)
             if request.length == request.prefill_end:
                 request.phase = Phase.DECODE
                 ready.append(request)
             request.cached_tokens = max(request.cached_tokens, request.length)
-            self.running.append(request)
-            self.with_history += request.params.needs_history
         return ready
 
     def _go_on_from(
