@@ -162,9 +162,33 @@ def test_many_rows_are_rather_cut_than_gone_through_twice() -> None:
 
 def test_two_prompts_in_a_step_never_write_one_state() -> None:
     s = make(Checkpoints(2, 1))
-    for name in "ab":
-        s.add(request(name, list(range(14))))
+    for first in (0, 20):
+        s.add(request(str(first), list(range(first, first + 14))))
     assert sorted(chunk.kept_slot for chunk in s.schedule().prefill) == [-1, 2]
+
+
+@pytest.mark.parametrize("chunk", [100, 18])
+def test_of_prompts_that_begin_alike_one_leaves_its_state_and_no_other_makes_room_for_one(
+    chunk: int,
+) -> None:
+    """Also where they do not run in one step: the first one's page is cached, and no other's."""
+    kept = Checkpoints(2, 2)
+    take(kept, 31)
+    s = make(kept, chunk)
+    first, second = request("a", list(range(14))), request("b", [*range(13), 99])
+    s.add(first)
+    s.add(second)
+    chunks = s.schedule().prefill
+    assert [c.count for c in chunks] == [14, min(14, chunk - 14)]
+    kept.keep(first.pages[2], chunks[0].kept_slot)
+    s.pool.register(first.tokens, first.pages, 0, 14)
+    s.finish(first)
+    if chunk == 18:
+        second.length, second.registered = 4, 1
+        chunks += s.schedule().prefill
+        assert chunks[-1].count == 10
+    assert all(c.kept_slot < 0 for c in chunks[1:])
+    assert kept.deepest([31]) is not None
 
 
 @pytest.mark.parametrize("length", [7, 8, 9])

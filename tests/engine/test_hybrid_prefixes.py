@@ -44,6 +44,20 @@ def test_prefix_hits_go_on_from_checkpoints_and_change_nothing(
     check_same([again[1]], generate(model, draft, [follow], SHORT, prefix_cache=False, **width))
 
 
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_the_same_prompt_many_times_at_once_leaves_others_their_states(
+    tiny: TinyShelf, in_flight: bool
+) -> None:
+    one, other = random_prompts(2, seed=3, low=45, high=50)
+    settings = {"page_size": 4, "max_batch_size": 3, "overlap_schedule": in_flight}
+    with load(tiny.target(TARGET), **settings) as llm:
+        for prompt in (one, other):
+            llm.generate([prompt] * 3, SHORT)
+        again = llm.generate([one], SHORT)
+        assert again[0].metrics.cached_tokens == 44
+        assert llm.occupancy().cached_states == 2
+
+
 def test_a_state_that_was_not_copied_to_its_end_is_gone_on_from_by_nobody(
     tiny: TinyShelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

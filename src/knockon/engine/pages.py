@@ -153,6 +153,25 @@ class PagePool:
                     self._by_page[parent].children += 1
             parent = page
 
+    def would_cache(self, tokens: Sequence[int], pages: Sequence[int], first: int = 0) -> bool:
+        """Whether :meth:`register` would have the last full page of ``tokens`` found.
+
+        Not if some of them are cached under another's pages.
+        """
+        if not self.prefix_cache:
+            return False
+        parent = NULL_PAGE if first == 0 else pages[first - 1]
+        if first and parent not in self._by_page:
+            return False
+        for index, run in enumerate(self._runs(tokens, first), first):
+            node = self._by_key.get((parent, run))
+            if node is None:
+                return True
+            if node.page != pages[index]:
+                return False
+            parent = node.page
+        return True
+
     def _runs(
         self, tokens: Sequence[int], first: int = 0, end: int | None = None
     ) -> Iterator[tuple[int, ...]]:

@@ -126,30 +126,37 @@ class Scheduler:
         decode += self._admit(restored)
         budget = self.prefill_chunk
         chunks: list[PrefillChunk] = []
+        kept: set[tuple[int, ...]] = set()
         for request in self.running:
             if request.phase is Phase.PREFILL and budget:
-                chunks.append(self._chunk(request, budget))
+                chunks.append(self._chunk(request, budget, kept))
                 budget -= chunks[-1].count
         return Step(chunks, decode, restored)
 
-    def _chunk(self, request: Request, budget: int) -> PrefillChunk:
-        """What of a prompt is run next, at most ``budget`` tokens."""
+    def _chunk(self, request: Request, budget: int, kept: set[tuple[int, ...]]) -> PrefillChunk:
+        """What of a prompt is run next, at most ``budget`` tokens.
+
+        Args:
+            kept: prefixes after which this step leaves a state aside already; added to.
+        """
         start = request.length
         end = request.kept if start < request.kept else request.prefill_end
         count = min(budget, end - start)
         inside = [b for b in request.boundaries if start < b < start + count]
-        if not inside:
-            return PrefillChunk(request, start, count)
+        whole = PrefillChunk(request, start, count)
+        if not inside or self.pool.checkpoints is None:
+            return whole
+        # Of prompts that run at once and are the same up to there, one's pages are cached: a state
+        # for each of the others would have another give way for nothing.
+        prefix = tuple(request.tokens[: inside[0]])
+        if prefix in kept or not self.pool.would_cache(prefix, request.pages, request.registered):
+            return whole
+        kept.add(prefix)
         rows = inside[0] - start
         if count > _MOST_KEEPING_ROWS:
             return PrefillChunk(request, start, rows)
-        slot = None
-        if self.pool.checkpoints is not None:
-            page = request.pages[inside[0] // self.pool.page_size - 1]
-            slot = self.pool.checkpoints.reserve(page)
-        if slot is None:
-            return PrefillChunk(request, start, count)
-        return PrefillChunk(request, start, count, slot, rows)
+        slot = self.pool.checkpoints.reserve(request.pages[inside[0] // self.pool.page_size - 1])
+        return whole if slot is None else PrefillChunk(request, start, count, slot, rows)
 
     def decoding(self) -> Decoding:
         """Who decodes next: all but those that what is in flight will surely end.
