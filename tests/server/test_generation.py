@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -230,6 +231,34 @@ def test_a_prompt_seen_before_is_found_in_the_cache_until_it_is_flushed(
         assert http.post("/flush_cache").json()["flushed_pages"] > 0
     assert server.wait_idle()["cached_pages"] == 0
     assert cached() == 0
+
+
+def test_samples_of_a_prompt_count_what_the_cache_had_of_it_once_each(
+    server: ServerProcess,
+) -> None:
+    client = server.client()
+
+    def counted() -> tuple[float, float]:
+        with server.http() as http:
+            text = http.get("/metrics").text
+        names = ("prompt_tokens", "prefix_cache_hit_tokens")
+        found = [re.search(rf"^knockon_{name}_total (\S+)$", text, re.MULTILINE) for name in names]
+        assert found[0] is not None and found[1] is not None
+        return float(found[0][1]), float(found[1][1])
+
+    def ask(n: int) -> tuple[int, int]:
+        answer = client.chat.completions.create(model=NAME, messages=MESSAGES, n=n, **GREEDY)
+        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens, answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    ask(1)
+    prompt, cached = ask(1)
+    before = counted()
+    assert cached > 0 and ask(4) == (prompt, cached)
+    assert tuple(now - was for now, was in zip(counted(), before, strict=True)) == (
+        4 * prompt,
+        4 * cached,
+    )
 
 
 def test_the_model_is_listed(server: ServerProcess) -> None:

@@ -87,7 +87,7 @@ def build_engine(config: EngineConfig, group: Group) -> Engine:
         "%s: %d positions of KV in %d pages, %.0f MiB a rank; context %d; verify width %s",
         model.name,
         (budget.num_pages - 1) * config.page_size,
-        budget.num_pages,
+        budget.num_pages - 1,
         budget.bytes / (1 << 20),
         budget.max_length,
         ", ".join(map(str, widths)),

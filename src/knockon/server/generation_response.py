@@ -54,7 +54,8 @@ class GenerationResponse(Response):
 
     Args:
         submission: closed at the end, which aborts what still runs.
-        choices: how many sequences there are.
+        choices: how many sequences there are, those of a prompt side by side.
+        prompts: how many prompts they go on from, each as many.
         prompt_tokens: for the usage.
     """
 
@@ -64,6 +65,7 @@ class GenerationResponse(Response):
         parts: AnswerParts,
         manner: Manner,
         choices: int,
+        prompts: int,
         prompt_tokens: int,
         metrics: Metrics,
     ) -> None:
@@ -73,6 +75,7 @@ class GenerationResponse(Response):
         self._parts = parts
         self._manner = manner
         self._choices = choices
+        self._each = choices // prompts
         self._usage = Usage(prompt_tokens)
         self._metrics = metrics
         self._head = {
@@ -112,7 +115,7 @@ class GenerationResponse(Response):
                 choice.texts.append(delta.text)
                 choice.infos += delta.logprobs or []
                 choice.end = delta.end or choice.end
-                self._count(delta)
+                self._count(index, delta)
         rendered = []
         for index, choice in enumerate(choices):
             infos = choice.infos if self._manner.logprobs else None
@@ -154,7 +157,7 @@ class GenerationResponse(Response):
         return [self._chunk(choice) for choice in found if choice is not None]
 
     def _event(self, index: int, delta: Delta) -> bytes:
-        self._count(delta)
+        self._count(index, delta)
         infos = (delta.logprobs or []) if self._manner.logprobs else None
         return self._chunk(_ended(self._parts.piece(index, delta.text, infos), delta.end))
 
@@ -166,11 +169,12 @@ class GenerationResponse(Response):
             chunk["usage"] = None
         return _sse(chunk)
 
-    def _count(self, delta: Delta) -> None:
+    def _count(self, index: int, delta: Delta) -> None:
         usage = self._usage
         usage.completion_tokens += len(delta.tokens)
         if delta.end is not None:
-            usage.cached_tokens += delta.end.cached_tokens
+            if index % self._each == 0:
+                usage.cached_tokens += delta.end.cached_tokens
             usage.accept_lengths += delta.end.accept_lengths
 
 

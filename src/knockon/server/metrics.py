@@ -43,7 +43,11 @@ class Metrics:
         self._refusals = Counter(
             "knockon_http_errors", "Requests answered by an error.", ["status"], **own
         )
-        self._prompt = Counter("knockon_prompt_tokens", "Tokens of finished prompts.", **own)
+        self._prompt = Counter(
+            "knockon_prompt_tokens",
+            "Tokens of prompts, for every sequence that goes on from one.",
+            **own,
+        )
         self._cached = Counter(
             "knockon_prefix_cache_hit_tokens", "Of those, found in the prefix cache.", **own
         )
@@ -98,7 +102,7 @@ class Metrics:
                 self._tpot.observe((now - first) / (count - 1))
 
     def prompted(self, tokens: int) -> None:
-        """A prompt was handed to the engine."""
+        """Sequences were handed to the engine, whose prompts have so many tokens in all."""
         self._prompt.inc(tokens)
 
     def aborted(self, count: int) -> None:

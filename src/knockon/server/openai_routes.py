@@ -84,7 +84,7 @@ async def _generate(body: ChatBody | CompletionBody, request: Request) -> Respon
         [prompt for prompt in prompts for _ in params], params * len(prompts), arrival
     )
     prompt_tokens = sum(map(len, prompts))
-    state.metrics.prompted(prompt_tokens)
+    state.metrics.prompted(prompt_tokens * len(params))
     parts: AnswerParts
     if isinstance(body, ChatBody):
         parts, logprobs = ChatParts(encoder.tokenizer), bool(body.logprobs)
@@ -101,7 +101,9 @@ async def _generate(body: ChatBody | CompletionBody, request: Request) -> Respon
     )
     return CountedResponse(
         state,
-        GenerationResponse(submission, parts, manner, expected, prompt_tokens, state.metrics),
+        GenerationResponse(
+            submission, parts, manner, expected, len(prompts), prompt_tokens, state.metrics
+        ),
     )
 
 

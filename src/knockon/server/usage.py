@@ -12,7 +12,7 @@ class Usage:
 
     Attributes:
         prompt_tokens: every prompt once.
-        cached_tokens: of those, found in the prefix cache.
+        cached_tokens: of those, found in the prefix cache by the first sequence of each.
         accept_lengths: tokens kept by each verification, bonus included.
     """
 
