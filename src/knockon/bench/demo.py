@@ -32,19 +32,18 @@ def main() -> None:
     console = Console()
     prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
-    runs: list[Run] = []
-    for name, draft in (("target alone", None), ("with Domino", DRAFT)):
-        console.print(f"[bold]{name}[/bold]: loading {MODEL}" + (f" and {draft}" if draft else ""))
-        with LLM(MODEL, draft=draft) as llm:
+    alone, domino = Run("target alone"), Run("with Domino")
+    console.print(f"Loading {MODEL}, and once more with {DRAFT}")
+    with LLM(MODEL) as target, LLM(MODEL, draft=DRAFT) as drafted:
+        both = ((alone, target), (domino, drafted))
+        for _, llm in both:
             llm.generate(prompts[:1], SamplingParams(temperature=0.0, max_tokens=8))  # warm up
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-            with Progress(*columns, console=console, transient=True) as progress:
-                task = progress.add_task(f"  {name}", total=len(prompts))
-                run = Run(name)
-                for _ in run_prompts(run, llm, prompts, params):
-                    progress.advance(task)
-            runs.append(run)
-    alone, domino = runs
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("  prompts answered twice", total=len(prompts))
+            # In turn, so that what else the machine does falls on both.
+            for _ in zip(*(run_prompts(*each, prompts, params) for each in both), strict=True):
+                progress.advance(task)
     console.print()
     for question, text in zip(QUESTIONS, domino.texts, strict=True):
         console.print(f"[bold]> {question}[/bold]\n{text.strip()}\n", highlight=False)
