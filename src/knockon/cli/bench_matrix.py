@@ -191,6 +191,7 @@ def matrix(
             print(f"failed: {cell.name}: {error}", file=sys.stderr)
         print(f"failed: {len(failed)} of {len(cells)} cells, kept in {out}/cells", file=sys.stderr)
         raise typer.Exit(1)
+    print(f"{len(cells)} of {len(cells)} cells are measured, in {out}/cells", file=sys.stderr)
 
 
 def carry_out(

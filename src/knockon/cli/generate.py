@@ -112,8 +112,9 @@ def read_prompts(prompt: str | None, file: Path | None, raw: bool) -> list[Any]:
     if prompt is not None and file is not None:
         raise Refused("--file", str(file), "either a prompt or --file")
     if file is None:
-        text = _read_stdin() if prompt is None else prompt
-        return [_wrap(text, raw)]
+        if prompt is None and not (text := _read_stdin()).strip():
+            raise Refused("prompt", text, "one as argument, on standard input or by --file")
+        return [_wrap(text if prompt is None else prompt, raw)]
     try:
         content = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -70,6 +70,8 @@ def _from_validation(errors: Any) -> ApiError:
     if first["type"] != "missing":  # whose input is the object that lacks it
         found = _quote.repr(first["input"])
         wanted = first["msg"].removeprefix("Input should be ")
+        if first["type"] == "too_short":
+            wanted = f"at least {first['ctx']['min_length']}"
         text = f"{place}: found {found}, wanted {wanted}"
         if wanted == first["msg"]:
             text = f"{place}: {wanted}; found {found}"

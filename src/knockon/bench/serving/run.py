@@ -75,7 +75,12 @@ def measure(
     prompts = draw(read_dataset(settings.dataset), settings.num_prompts, settings.seed)
     for prompt in prompts:
         if settings.output_len is None and prompt.output_len is None:
-            raise Refused("output_len", None, "a number where records have no output_len")
+            raise Refused(
+                "output_len",
+                None,
+                "a number where records have no output_len",
+                "Give --output-len.",
+            )
     return asyncio.run(_measure(settings, prompts, doing, ended))
 
 
