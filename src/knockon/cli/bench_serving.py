@@ -63,7 +63,8 @@ def serving(
     temperature: Annotated[float, typer.Option(help="Of every request.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Of every request.")] = 1.0,
     api_key: Annotated[
-        str | None, typer.Option(help="Sent as a bearer token.", envvar="OPENAI_API_KEY")
+        str | None,
+        typer.Option(help="Sent as a bearer token.", envvar=["OPENAI_API_KEY", "KNOCKON_API_KEY"]),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 3600.0,
     output_file: Annotated[
