@@ -12,7 +12,10 @@ import msgspec
 from knockon.bench.serving.dataset import BenchPrompt
 from knockon.bench.serving.settings import ServingSettings
 
-KEY_WANTED = "HTTP 401: the server asks for a key, the right one (--api-key, OPENAI_API_KEY or KNOCKON_API_KEY)"
+KEY_WANTED = (
+    "HTTP 401: the server asks for a key, the right one (--api-key, OPENAI_API_KEY or "
+    "KNOCKON_API_KEY)"
+)
 
 # What becomes of a question where there is no server, and where the answer is none of OpenAI's.
 UNREACHED = (aiohttp.ClientError, TimeoutError, ValueError)
