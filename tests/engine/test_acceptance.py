@@ -175,6 +175,7 @@ def test_a_preempted_request_loses_neither_tokens_nor_acceptance(
         tight = llm.generate(prompts, GREEDY)
         check_nothing_is_held(llm)
     assert sum(output.metrics.preemptions for output in tight) > 0
+    assert not any(output.metrics.cached_tokens for output in tight)  # their own pages are no hit
     check_same(tight, roomy)
     check_against_reference(tight, model, draft, 8)
 

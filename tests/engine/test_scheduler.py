@@ -168,6 +168,20 @@ def test_a_cached_prefix_is_not_prefilled_but_for_its_last_token() -> None:
         advance(s, step)
 
 
+def test_a_resumed_request_has_found_no_more_of_its_prompt_in_the_cache() -> None:
+    s = scheduler(prefix_cache=True, chunk=64)
+    s.add(request("before", 5, cap=1, token=7))
+    advance(s, s.schedule())
+    r = request("a", 9, cap=30, token=7)
+    s.add(r)
+    for _ in range(12):
+        advance(s, s.schedule())
+    s.pool.register(r.tokens, r.pages, r.registered, r.length)  # what it has generated, too
+    s.preempt(r)
+    s.schedule()
+    assert r.length > len(r.prompt) and r.cached_tokens == 4
+
+
 @pytest.mark.parametrize("when", ["waiting", "prefill", "decode"])
 def test_an_abort_gives_everything_back(when: str) -> None:
     s = scheduler(chunk=8)

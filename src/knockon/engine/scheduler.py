@@ -216,7 +216,8 @@ class Scheduler:
             if request.length == request.prefill_end:
                 request.phase = Phase.DECODE
                 ready.append(request)
-            request.cached_tokens = max(request.cached_tokens, request.length)
+            if not request.preemptions:  # or it has found what it had computed itself
+                request.cached_tokens = request.length
         return ready
 
     def _go_on_from(
