@@ -78,16 +78,25 @@ def test_a_refusal_is_one_line_on_stderr_and_exit_code_2(tmp_path):
             "--speculative-domino-candidate-pool-size",
         ),
         (["bench", "rollout", "--pool-size", "-1"], "pool_size", "--pool-size"),
+        (
+            ["generate", "m", "hi", "--verify-width", "4", "--speculative-num-draft-tokens", "2"],
+            "verify_width",
+            "--speculative-num-draft-tokens",
+        ),
+        (["serve", "--model", "m"], "--model-path", "--model"),
+        (["serve", "--model", "m", "--draft=d"], "--speculative-draft-model-path", "--draft"),
         (["generate", "m", "hi"], "top_p", "top_p"),  # a default, or a model's own setting
         (["generate", "m", "bench"], "pool_size", "pool_size"),
         (["generate", "m", "hi"], "model", "model"),
     ],
 )
+@pytest.mark.parametrize("told", [False, True])
 def test_a_refusal_names_the_flag_that_was_typed(
-    monkeypatch, capsys, arguments: list[str], field: str, named: str
+    monkeypatch, capsys, arguments: list[str], field: str, named: str, told: bool
 ) -> None:
     def refuse(prog_name: str) -> None:
-        raise Refused(field, 2, "something else", "A hint.")
+        refused = Refused(field, 2, "something else", "A hint.")
+        raise KnockonError(str(refused)) if told else refused
 
     command = typer.main.get_command(app.app)
     monkeypatch.setattr(app.typer.main, "get_command", lambda _: command)
@@ -97,6 +106,17 @@ def test_a_refusal_names_the_flag_that_was_typed(
         app.main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"error: {named}: found 2, wanted something else. A hint.\n"
+
+
+def test_a_standard_input_that_is_closed_counts_as_empty():
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *KNOCKON, "generate", "m"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: prompt: found ''")
 
 
 def test_misuse_is_exit_code_2_without_a_traceback():
@@ -111,6 +131,8 @@ def test_errors_inside_a_command_become_exit_codes(monkeypatch, capsys, error, c
     def fail(prog_name: str) -> None:
         raise error
 
+    command = typer.main.get_command(app.app)
+    monkeypatch.setattr(app.typer.main, "get_command", lambda _: command)
     monkeypatch.setattr(app, "app", fail)
     with pytest.raises(SystemExit) as stopped:
         app.main()

@@ -83,7 +83,7 @@ def test_a_drafter_given_as_a_target_is_refused_as_one(name: str) -> None:
         ({"head_dim": 7}, "head_dim"),
         ({"rms_norm_eps": None}, "rms_norm_eps"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
-        ({"dtype": "int8", "torch_dtype": None}, "dtype"),
+        ({"dtype": "int8", "torch_dtype": None}, "dtype of config.json"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"layer_types": ["sliding_attention"] * 3}, "use_sliding_window"),

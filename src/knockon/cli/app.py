@@ -17,7 +17,7 @@ import typer
 from knockon import __version__
 from knockon.cli import bench, chat, doctor, generate, models, serve, train
 from knockon.cli.flag_names import named_as_typed
-from knockon.errors import KnockonError, Refused
+from knockon.errors import KnockonError
 
 app = typer.Typer(
     name="knockon",
@@ -68,6 +68,8 @@ def main() -> None:
         # What a terminal's encoding has no character for must not end an answer half-way.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if sys.stdin is None:  # closed by who started this: as good as empty
+        sys.stdin = open(os.devnull)  # noqa: SIM115
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # refused as a prompt, with the reason
     try:
@@ -77,9 +79,8 @@ def main() -> None:
             # Here rather than at interpreter exit, where a reader that is gone cannot be caught.
             sys.stdout.flush()
     except KnockonError as error:
-        if isinstance(error, Refused):
-            error = named_as_typed(error, typer.main.get_command(app), sys.argv[1:])
-        print(f"error: {error}", file=sys.stderr)
+        named = named_as_typed(error, typer.main.get_command(app), sys.argv[1:])
+        print(f"error: {named}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

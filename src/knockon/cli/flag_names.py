@@ -20,23 +20,27 @@ _OTHERS = {
 }
 
 
-def named_as_typed(refused: Refused, command: Any, arguments: Sequence[str]) -> Refused:
+def named_as_typed(error: KnockonError, command: Any, arguments: Sequence[str]) -> KnockonError:
     """A refusal that names the flag, where one was typed for the field that it names.
 
     Args:
+        error: a :class:`Refused`, or what the engine's process has said of one.
         command: the whole program, as click sees it.
         arguments: its own.
     """
+    field, colon, rest = str(error).partition(": ")
+    if not colon or type(error) not in (KnockonError, Refused):
+        return error
     typed = [argument.partition("=")[0] for argument in arguments]
     for name in typed:
         command = getattr(command, "commands", {}).get(name, command)
     for option in command.params:
-        own = f"--{refused.field.replace('_', '-')}" in option.opts
-        if own or option.name == refused.field:
-            flag = next((name for name in typed if name in option.opts), None)
-            if flag is not None:
-                return Refused(flag, refused.found, refused.wanted, refused.hint)
-    return refused
+        own = {field, f"--{field.replace('_', '-')}"} & {option.name, *option.opts}
+        # The last, whose value is the one that counts.
+        flag = next((name for name in reversed(typed) if name in option.opts), None)
+        if own and flag is not None:
+            return KnockonError(f"{flag}: {rest}")
+    return error
 
 
 @contextmanager

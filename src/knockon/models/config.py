@@ -197,7 +197,8 @@ def _dtype(config: dict[str, Any]) -> torch.dtype:
     """The declared dtype; transformers documents FP32 for configurations that declare none."""
     name = config.get("dtype") or config.get("torch_dtype") or "float32"
     if not isinstance(name, str) or name not in _DTYPES:
-        raise Refused("dtype", name, f"one of {sorted(_DTYPES)}")
+        # Not "dtype" alone, which is what the caller asks for.
+        raise Refused("dtype of config.json", name, f"one of {sorted(_DTYPES)}")
     return _DTYPES[name]
 
 
