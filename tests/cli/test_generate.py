@@ -54,6 +54,17 @@ def test_standard_input_that_is_no_text_is_refused(monkeypatch: pytest.MonkeyPat
     assert generate.read_prompts(None, None, raw=True) == ["é"]
 
 
+def test_only_a_terminal_is_asked_for_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal in (False, True):
+        typed = io.TextIOWrapper(io.BytesIO(b"a"))
+        monkeypatch.setattr(typed, "isatty", lambda found=terminal: found)
+        monkeypatch.setattr(sys, "stdin", typed)
+        assert generate.read_prompts(None, None, raw=True) == ["a"]
+        assert ("Ctrl-D" in capsys.readouterr().err) == terminal
+
+
 class OneAnswer:
     """An LLM that answers everything with its question, and is closed with its block."""
 

@@ -84,3 +84,5 @@ if __name__ == "__main__":
     except KnockonError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

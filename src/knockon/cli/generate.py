@@ -146,6 +146,8 @@ def _from_line(line: str, number: int, raw: bool) -> Any:
 
 
 def _read_stdin() -> str:
+    if sys.stdin.isatty():
+        print("The prompt, then Ctrl-D:", file=sys.stderr)
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
