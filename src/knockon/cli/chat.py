@@ -15,9 +15,7 @@ _HELP = "/reset starts over, /exit or Ctrl-D leaves, /help shows this; Ctrl-C en
 
 
 def chat(
-    model: Annotated[
-        str, typer.Argument(help="Catalogue name, Hugging Face folder, GGUF file or hub id.")
-    ] = "smollm2-135m",
+    model: options.ModelArgument = "smollm2-135m",
     draft: options.Draft = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     tp_size: options.TpSize = 1,

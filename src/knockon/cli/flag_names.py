@@ -35,11 +35,10 @@ def named_as_typed(error: KnockonError, command: Any, arguments: Sequence[str]) 
     for name in typed:
         command = getattr(command, "commands", {}).get(name, command)
     for option in command.params:
-        own = {field, f"--{field.replace('_', '-')}"} & {option.name, *option.opts}
-        # The last, whose value is the one that counts.
-        flag = next((name for name in reversed(typed) if name in option.opts), None)
-        if own and flag is not None:
-            return KnockonError(f"{flag}: {rest}")
+        if {field, f"--{field.replace('_', '-')}"} & {option.name, *option.opts}:
+            flags = [name for name in typed if name in option.opts]
+            if flags:  # the last one's value is the one that counts
+                return KnockonError(f"{flags[-1]}: {rest}")
     return error
 
 

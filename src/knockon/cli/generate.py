@@ -112,9 +112,7 @@ def read_prompts(prompt: str | None, file: Path | None, raw: bool) -> list[Any]:
     if prompt is not None and file is not None:
         raise Refused("--file", str(file), "either a prompt or --file")
     if file is None:
-        if prompt is None and not (text := _read_stdin()).strip():
-            raise Refused("prompt", text, "one as argument, on standard input or by --file")
-        return [_wrap(text if prompt is None else prompt, raw)]
+        return [_wrap(_read_stdin() if prompt is None else prompt, raw)]
     try:
         content = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -149,9 +147,12 @@ def _read_stdin() -> str:
     if sys.stdin.isatty():
         print("The prompt, then Ctrl-D:", file=sys.stderr)
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise Refused("standard input", str(error), "UTF-8 text") from None
+    if not text.strip():
+        raise Refused("prompt", text, "one as argument, on standard input or by --file")
+    return text
 
 
 def _wrap(text: str, raw: bool) -> Any:

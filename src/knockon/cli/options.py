@@ -10,10 +10,7 @@ if TYPE_CHECKING:
     from knockon.engine.llm import LLM
 
 ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        help="Catalogue name, Hugging Face folder, GGUF file or hub id.", show_default=False
-    ),
+    str, typer.Argument(help="Catalogue name, Hugging Face folder, GGUF file or hub id.")
 ]
 Draft = Annotated[
     str | None,
