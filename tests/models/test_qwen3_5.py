@@ -12,7 +12,7 @@ from torch import Tensor
 
 from knockon.errors import Refused
 from knockon.layers import recurrent_state
-from knockon.layers.fused import delta_inputs
+from knockon.layers.fused import delta_inputs, gated_norm
 from knockon.models.decoder import Decoder
 from knockon.models.target import load_target
 from knockon.parallel import SingleRank
@@ -140,8 +140,8 @@ def test_kernels_in_a_model_change_nothing(tmp_path: Path, monkeypatch: pytest.M
     prompt, block = torch.randint(0, 101, (2, 5)), torch.randint(0, 101, (2, 7))
     found = []
     for fused in (False, True):
-        monkeypatch.setattr(recurrent_state, "fuses", lambda x, fused=fused: fused)
-        monkeypatch.setattr(delta_inputs, "fuses", lambda x, fused=fused: fused)
+        for module in (recurrent_state, delta_inputs, gated_norm):
+            monkeypatch.setattr(module, "fuses", lambda x, fused=fused: fused)
         runner = Runner(model, 2)
         runner.run(prompt, torch.tensor([0, 0]))
         runs = [runner.run(block[:, :4], torch.tensor([5, 5]), held=True)]

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from knockon.layers.delta_rule import DeltaInputs, delta_steps, replay
+from knockon.layers.fused.conv_tail import write_tail_kernel
 from knockon.layers.fused.delta_block import delta_block_kernel, replay_block_kernel
 from knockon.layers.fused.dispatch import fuses
-from knockon.layers.short_conv import inputs_before
+from knockon.layers.short_conv import ConvRows, inputs_before
 
 
 class Kept(NamedTuple):
@@ -56,18 +57,16 @@ class HeldBlock(NamedTuple):
     """What the rows of a verified block would do to the states.
 
     Attributes:
-        slots: ``[B]`` int64.
         k: ``[B, T, key_heads, key_dim]``. corrections: ``[B, T, value_heads, value_dim]``, which
             hold value, writing strength and all that the state said before.
         log_decay: ``[B, T, value_heads]``.
-        conv: ``[B, K - 1 + T, C]``, inputs of the convolution.
+        conv: inputs of the convolution, and whose.
     """
 
-    slots: Tensor
     k: Tensor
     corrections: Tensor
     log_decay: Tensor
-    conv: Tensor
+    conv: ConvRows
 
 
 class DeltaMemory:
@@ -98,19 +97,23 @@ class DeltaMemory:
         """What the states take."""
         return self.state.nbytes + self.conv.nbytes
 
-    def inputs_before(self, rows: StateRows, starts: Tensor) -> Tensor:
-        """The convolution's inputs before each request's first row: ``[B, K - 1, C]``, a copy.
+    def conv_rows(self, rows: StateRows, starts: Tensor, mixed: Tensor) -> ConvRows:
+        """The convolution's inputs ``mixed [B, T, C]`` behind those that lie here.
 
         Args:
-            starts: ``[B]`` int64, position of that row; before position 0 all is zero.
+            starts: ``[B]`` int64, position of each request's first row.
         """
-        before = self.conv.index_select(0, rows.slots)
-        if rows.may_begin:
-            before.masked_fill_((starts == 0)[:, None, None], 0)
-        return before
+        return ConvRows(mixed, self.conv, rows.slots, starts if rows.may_begin else None)
 
     def states_before(self, rows: StateRows, starts: Tensor, wide: torch.dtype) -> Tensor:
-        """States likewise: ``[B, value_heads, key_dim, value_dim]`` in ``wide``, a copy."""
+        """States before each request's first row, zero before position 0: a copy in ``wide``.
+
+        Args:
+            starts: ``[B]`` int64, position of that row.
+
+        Returns:
+            ``[B, value_heads, key_dim, value_dim]``.
+        """
         state = self.state.index_select(0, rows.slots).to(wide)
         if rows.may_begin:
             state.masked_fill_((starts == 0)[:, None, None, None], 0)
@@ -134,9 +137,18 @@ class DeltaMemory:
         """Store states moved on."""
         self.state.index_copy_(0, slots, state.to(self.state.dtype))
 
-    def write_inputs(self, slots: Tensor, conv: Tensor) -> None:
-        """Store the convolution's inputs before the next row."""
-        self.conv.index_copy_(0, slots, conv)
+    def write_inputs(self, slots: Tensor, conv: ConvRows, lengths: Tensor | int) -> None:
+        """Store what the row after the first ``lengths [B]``, or so many of all, will read.
+
+        Args:
+            slots: the requests' own, or others' than any request's of these.
+            conv: of this layer's :meth:`conv_rows`.
+        """
+        if fuses(conv.rows):
+            write_tail_kernel(conv, lengths, slots)
+        else:
+            taps = self.conv.shape[1] + 1
+            self.conv.index_copy_(0, slots, inputs_before(conv.joined(), lengths, taps))
 
     def hold(self, block: HeldBlock) -> None:
         """Keep what a block's rows would do, until :meth:`commit`."""
@@ -147,14 +159,14 @@ class DeltaMemory:
         block, self._held = self._held, None
         if block is None:
             raise ValueError("no block is held")
+        slots = block.conv.slots
         held = (block.k, block.corrections, block.log_decay, lengths)
         if fuses(block.corrections):
-            replay_block_kernel(self.state, block.slots, *held)
+            replay_block_kernel(self.state, slots, *held)
         else:
-            state = self.state.index_select(0, block.slots).to(block.corrections.dtype)
-            self.write_states(block.slots, replay(state, *held, self.state.dtype))
-        conv = inputs_before(block.conv, lengths, self.conv.shape[1] + 1)
-        self.write_inputs(block.slots, conv)
+            state = self.state.index_select(0, slots).to(block.corrections.dtype)
+            self.write_states(slots, replay(state, *held, self.state.dtype))
+        self.write_inputs(slots, block.conv, lengths)
 
     def copy(self, source: int, target: int) -> None:
         """One slot's states to another."""

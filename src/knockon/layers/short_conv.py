@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class ConvRows(NamedTuple):
+    """Inputs of the convolution, and where those before them lie.
+
+    Attributes:
+        rows: ``[B, T, C]``, which may be parts of longer rows.
+        before: ``[S, K - 1, C]``, by slot.
+        slots: ``[B]`` int64, whose inputs the rows continue.
+        starts: ``[B]`` int64, position of each request's first row; before position 0 all is zero.
+            ``None`` where no request begins.
+    """
+
+    rows: Tensor
+    before: Tensor
+    slots: Tensor
+    starts: Tensor | None = None
+
+    def joined(self) -> Tensor:
+        """Those before and the rows, a copy: ``[B, K - 1 + T, C]``."""
+        before = self.before.index_select(0, self.slots)
+        if self.starts is not None:
+            before.masked_fill_((self.starts == 0)[:, None, None], 0)
+        return torch.cat([before, self.rows], 1)
 
 
 def short_conv(rows: Tensor, weight: Tensor) -> Tensor:

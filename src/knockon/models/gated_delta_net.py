@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from knockon.errors import Refused
 from knockon.layers.attention import BlockPlan
 from knockon.layers.delta_rule import DeltaChunks, chunks_and_kept, delta_chunks, without_padding
-from knockon.layers.fused.delta_inputs import DeltaWeights, delta_inputs, gated_norm
+from knockon.layers.fused.delta_inputs import DeltaWeights, delta_inputs
+from knockon.layers.fused.gated_norm import gated_norm
 from knockon.layers.linear import ColumnParallelLinear, RowParallelLinear, Shard
 from knockon.layers.recurrent_state import DeltaMemory, HeldBlock
-from knockon.layers.short_conv import inputs_before
 from knockon.models.decoder_layer import column_loaders
 from knockon.models.qwen3_5_config import DeltaConfig
 from knockon.models.strict import Loader
@@ -74,17 +74,16 @@ class GatedDeltaNet(nn.Module):
         sizes = [sum(self.projection.sizes[:3]), *self.projection.sizes[3:]]
         mixed, z, b, a = self.projection(normed).split_with_sizes(sizes, -1)
         starts = plan.positions[:, 0]
-        conv_rows = torch.cat([memory.inputs_before(rows, starts), mixed], 1)
+        conv = memory.conv_rows(rows, starts, mixed)
         config = self.config
         weights = DeltaWeights(self.conv, self.rate, self.dt_bias, config.key_dim, config.value_dim)
-        inputs = delta_inputs(conv_rows, b, a, weights)
+        inputs = delta_inputs(conv, b, a, weights)
         if rows.counts is not None:
             inputs = without_padding(inputs, rows.counts)
         if rows.held or plan.rows == 1:
             out, corrections = memory.step(rows, starts, inputs)
             if rows.held:
-                held = (inputs.k, corrections, inputs.log_decay, conv_rows)
-                memory.hold(HeldBlock(rows.slots, *held))
+                memory.hold(HeldBlock(inputs.k, corrections, inputs.log_decay, conv))
         else:
             state = memory.states_before(rows, starts, self.wide)
             if rows.kept is None:
@@ -93,12 +92,11 @@ class GatedDeltaNet(nn.Module):
                 aside, counts, cut = rows.kept
                 out, state, kept = chunks_and_kept(self.chunks, inputs, state, counts, cut)
                 memory.write_states(aside, kept)
-                memory.write_inputs(aside, inputs_before(conv_rows, counts, config.conv_width))
+                memory.write_inputs(aside, conv, counts)
             memory.write_states(rows.slots, state)
         if not rows.held:
             count = plan.rows if rows.counts is None else rows.counts
-            tail = inputs_before(conv_rows, count, config.conv_width)
-            memory.write_inputs(rows.slots, tail)
+            memory.write_inputs(rows.slots, conv, count)
         mixed_rows: Tensor = self.output(gated_norm(out, z, self.norm, self.eps))
         return mixed_rows
 

@@ -75,7 +75,7 @@ def test_a_layers_memory_is_moved_on_by_kernels_as_by_twins(
 ) -> None:
     inputs, states, slots = make(SIZES[0], torch.float32, kernel_device)
     batch, rows, _, heads, key, value = SIZES[0]
-    conv = torch.zeros(batch, 3 + rows, 5, device=kernel_device)
+    mixed = torch.randn(batch, rows, 5, device=kernel_device)
     found = []
     for fused in (False, True):
         monkeypatch.setattr(recurrent_state, "fuses", lambda x, fused=fused: fused)
@@ -84,12 +84,17 @@ def test_a_layers_memory_is_moved_on_by_kernels_as_by_twins(
         )
         memory.state.copy_(states)
         starts = torch.full_like(slots, 9)
-        out, corrections = memory.step(StateRows(slots, held=True), starts, inputs)
-        memory.hold(HeldBlock(slots, inputs.k, corrections, inputs.log_decay, conv))
+        memory.conv.copy_(torch.arange(memory.conv.numel()).view_as(memory.conv))
+        where = StateRows(slots, held=True)
+        conv = memory.conv_rows(where, starts, mixed)
+        out, corrections = memory.step(where, starts, inputs)
+        memory.hold(HeldBlock(inputs.k, corrections, inputs.log_decay, conv))
         memory.commit(torch.tensor([2, 3], device=kernel_device))
         one = DeltaInputs(*(x[:, :1] for x in inputs))
         last, _ = memory.step(StateRows(slots), starts, one)
-        found.append((out, last, memory.state))
+        others = [slot for slot in range(len(states)) if slot not in slots.tolist()]
+        memory.write_inputs(torch.tensor(others, device=kernel_device), conv, 1)
+        found.append((out, last, memory.state, memory.conv))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
 

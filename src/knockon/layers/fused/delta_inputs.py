@@ -1,4 +1,9 @@
-"""Around the gated delta rule: what it reads of a layer's projections, and its outputs' gate."""
+"""What the gated delta rule reads of a layer's projections.
+
+One program takes a few rows of a request in a few heads: it reads its rows once, with the ``K - 1``
+ahead of the first, which for a request's first rows lie in the slot's memory, and convolves out of
+registers.
+"""
 
 # Kernel signatures are Triton's, not Python's.
 # mypy: disable-error-code="no-untyped-def"
@@ -12,13 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from knockon.layers.delta_rule import DeltaInputs
+from knockon.layers.fused.conv_window import convolved, rows_and_those_before, taps_of
 from knockon.layers.fused.dispatch import fuses
 from knockon.layers.fused.pdl import follow, pdl
-from knockon.layers.short_conv import short_conv
+from knockon.layers.fused.row_strides import common_divisor
+from knockon.layers.short_conv import ConvRows, short_conv
 from knockon.layers.whole_vectors import by_whole_vectors
 from knockon.triton_backend import jit, power_of_two, tl
 
 _EPS = 1e-6  # of the length of queries and keys
+_ENOUGH = 1024  # warps that keep a device busy
 
 
 class DeltaWeights(NamedTuple):
@@ -38,25 +46,49 @@ class DeltaWeights(NamedTuple):
     value_dim: int
 
 
-def delta_inputs(rows: Tensor, b: Tensor, a: Tensor, weights: DeltaWeights) -> DeltaInputs:
+class Strip(NamedTuple):
+    """What a program computes; powers of two. A row's bits do not depend on it.
+
+    Attributes:
+        rows: of one request, one after the other.
+        heads: a warp each.
+    """
+
+    rows: int
+    heads: int
+
+
+def strip_of(requests: int, rows: int, heads: int) -> Strip:
+    """The strip for so many rows of each request: up to 8 rows, if there are warps enough.
+
+    Args:
+        heads: of queries, keys and values together.
+    """
+    for most in (8, 4, 2):
+        if most < 2 * rows and requests * -(-rows // most) * heads >= _ENOUGH:
+            return Strip(most, 4)
+    return Strip(1, 4)
+
+
+def delta_inputs(conv: ConvRows, b: Tensor, a: Tensor, weights: DeltaWeights) -> DeltaInputs:
     """Convolve, bring queries and keys to length one, and open the gates.
 
     Args:
-        rows: ``[B, K - 1 + T, C]``, inputs of the convolution and those before them.
+        conv: inputs of the convolution ``[B, T, C]`` and those before them.
         b, a: ``[B, T, value_heads]``, what writing strengths and decays come from; they may be
             parts of longer rows.
     """
-    if fuses(rows):
-        return delta_inputs_kernel(rows, b, a, weights)
-    return delta_inputs_plain(rows, b, a, weights)
+    if fuses(conv.rows):
+        return delta_inputs_kernel(conv, b, a, weights)
+    return delta_inputs_plain(conv, b, a, weights)
 
 
-def delta_inputs_plain(rows: Tensor, b: Tensor, a: Tensor, weights: DeltaWeights) -> DeltaInputs:
+def delta_inputs_plain(conv: ConvRows, b: Tensor, a: Tensor, weights: DeltaWeights) -> DeltaInputs:
     """The twin of :func:`delta_inputs_kernel`."""
     key, value, wide = weights.key_dim, weights.value_dim, weights.conv.dtype
     values = b.shape[-1] * value
-    keys = (rows.shape[-1] - values) // 2
-    mixed = short_conv(rows, weights.conv)
+    keys = (conv.rows.shape[-1] - values) // 2
+    mixed = short_conv(conv.joined(), weights.conv)
     q, k, v = mixed.split_with_sizes((keys, keys, values), -1)
     return DeltaInputs(
         q=_unit(q.unflatten(-1, (-1, key))) * key**-0.5,
@@ -67,9 +99,18 @@ def delta_inputs_plain(rows: Tensor, b: Tensor, a: Tensor, weights: DeltaWeights
     )
 
 
-def delta_inputs_kernel(rows: Tensor, b: Tensor, a: Tensor, weights: DeltaWeights) -> DeltaInputs:
-    """:func:`delta_inputs` in one launch."""
+def delta_inputs_kernel(
+    conv: ConvRows, b: Tensor, a: Tensor, weights: DeltaWeights, strip: Strip | None = None
+) -> DeltaInputs:
+    """:func:`delta_inputs` in one launch.
+
+    Args:
+        conv: ``before`` is contiguous.
+        b, a: strided alike.
+        strip: of each program; ``None`` for :func:`strip_of` these rows.
+    """
     key, value, taps = weights.key_dim, weights.value_dim, len(weights.conv)
+    rows, starts = conv.rows, conv.starts
     batch, count, heads = b.shape
     key_heads = (rows.shape[-1] - heads * value) // (2 * key)
 
@@ -80,8 +121,13 @@ def delta_inputs_kernel(rows: Tensor, b: Tensor, a: Tensor, weights: DeltaWeight
         made(key_heads, key), made(key_heads, key), made(heads, value), made(heads), made(heads)
     )
     if b.numel():
-        enter_rows[(batch * count, 2 * key_heads + heads)](
-            rows.contiguous(),
+        strip = strip or strip_of(batch, count, 2 * key_heads + heads)
+        groups = 2 * -(-key_heads // strip.heads) + -(-heads // strip.heads)
+        enter_rows[(batch * -(-count // strip.rows), groups)](
+            rows,
+            conv.before,
+            conv.slots,
+            conv.slots if starts is None else starts,
             b,
             a,
             weights.conv,
@@ -89,6 +135,10 @@ def delta_inputs_kernel(rows: Tensor, b: Tensor, a: Tensor, weights: DeltaWeight
             weights.dt_bias,
             *found,
             count,
+            rows.stride(0),
+            rows.stride(1),
+            conv.slots.stride(0),
+            0 if starts is None else starts.stride(0),
             b.stride(0),
             b.stride(1),
             key_heads,
@@ -100,63 +150,39 @@ def delta_inputs_kernel(rows: Tensor, b: Tensor, a: Tensor, weights: DeltaWeight
             TAPS=taps,
             KEYS=power_of_two(key),
             VALUES=power_of_two(value),
-            num_warps=1,
+            ROWS=strip.rows,
+            HEADS=strip.heads,
+            BEGINS=starts is not None,
+            ALIGNED=common_divisor(rows),
+            num_warps=strip.heads,
+            enable_fp_fusion=False,
             **pdl(rows),
         )
     return found
-
-
-def gated_norm(out: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``rms_norm(out) * weight * silu(z)``, head by head, rounded once to ``z``'s dtype.
-
-    Args:
-        out: ``[B, T, heads, D]`` in FP32 or FP64. weight: ``[D]`` likewise.
-        z: ``[B, T, heads * D]``, which may be a part of longer rows.
-
-    Returns:
-        As ``z``.
-    """
-    if fuses(z):
-        return gated_norm_kernel(out, z, weight, eps)
-    return gated_norm_plain(out, z, weight, eps)
-
-
-def gated_norm_plain(out: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The twin of :func:`gated_norm_kernel`."""
-    normed = F.rms_norm(out, weight.shape, weight, eps).flatten(-2)
-    return (normed * F.silu(z.to(out.dtype))).to(z.dtype)
-
-
-def gated_norm_kernel(out: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """:func:`gated_norm` in one launch."""
-    batch, count, heads, dim = out.shape
-    gated = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    if out.numel():
-        gate_heads[(batch * count, heads)](
-            out.contiguous(),
-            z,
-            weight,
-            gated,
-            count,
-            z.stride(0),
-            z.stride(1),
-            heads,
-            dim,
-            eps,
-            BLOCK=power_of_two(dim),
-            num_warps=1,
-            **pdl(z),
-        )
-    return gated
 
 
 def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
 
 
-@jit
+# Bits of a row must not depend on how many rows there are: nothing of that is a constant here, and
+# products and sums are rounded one by one rather than as the compiler would pair them up.
+@jit(
+    do_not_specialize=[
+        "count",
+        "row_request",
+        "row_stride",
+        "slot_stride",
+        "start_stride",
+        "gate_request",
+        "gate_row",
+    ]
+)
 def enter_rows(
     rows,
+    before,
+    slots,
+    starts,
     b,
     a,
     conv,
@@ -168,6 +194,10 @@ def enter_rows(
     log_decay,
     beta,
     count,
+    row_request,
+    row_stride,
+    slot_stride,
+    start_stride,
     gate_request,
     gate_row,
     key_heads,
@@ -179,81 +209,72 @@ def enter_rows(
     TAPS: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEADS: tl.constexpr,
+    BEGINS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One row's query, key or value head; with a value head go its gates."""
-    follow(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    request, t = row // count, row % count
+    """A few rows of a few query, key or value heads; with value heads go their gates."""
+    strips = tl.cdiv(count, ROWS)
+    request = (tl.program_id(0) // strips).to(tl.int64)
+    first = ((tl.program_id(0) % strips) * ROWS).to(tl.int64)
+    group = tl.program_id(1)
+    key_groups = tl.cdiv(key_heads, HEADS)
     channels = 2 * key_heads * key_dim + heads * value_dim
-    # The row's first tap: the rows of a request begin with the K - 1 before its first.
-    source = rows + (request * (count + TAPS - 1) + t) * channels
     # Triton asks that a name has one shape in both branches.
-    if part < 2 * key_heads:
-        at = tl.arange(0, KEYS)
-        live = at < key_dim
-        x = convolved(source, conv, part * key_dim + at, live, channels, TAPS)
-        x = x * tl.rsqrt(tl.sum(x * x, 0) + eps)
-        place = row * key_heads * key_dim + at
-        if part < key_heads:
-            tl.store(q + place + part * key_dim, x * scale, mask=live)
-        else:
-            tl.store(k + place + (part - key_heads) * key_dim, x, mask=live)
+    if group < 2 * key_groups:
+        part = group // key_groups  # queries, then keys
+        head = (group % key_groups) * HEADS + tl.arange(0, HEADS)[:, None]
+        at = tl.arange(0, KEYS)[None, :]
+        live = (head < key_heads) & (at < key_dim)
+        within = head * key_dim + at
+        channel = part * key_heads * key_dim + within
+        taps = taps_of(conv, channels, channel, live, TAPS)
+        follow(PDL)
+        window = rows_and_those_before(
+            rows, before, slots, starts, request, first, count, row_request, row_stride,
+            slot_stride, start_stride, channels, channel, live, TAPS, ROWS, BEGINS, ALIGNED,
+        )  # fmt: skip
+        into = tl.where(part == 0, q, k)
+        length = tl.where(part == 0, scale, 1.0)
+        for t in tl.static_range(ROWS):
+            x = convolved(window, taps, t, TAPS)
+            x = x * tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) + eps)
+            place = (request * count + first + t) * key_heads * key_dim
+            there = live & ((first + t)[None, None] < count)
+            tl.store(into + place + within, x * length, mask=there)
     else:
-        head = part - 2 * key_heads
-        entry = tl.arange(0, VALUES)
-        valid = entry < value_dim
-        first = 2 * key_heads * key_dim + head * value_dim
-        value = convolved(source, conv, first + entry, valid, channels, TAPS)
-        tl.store(v + (row * heads + head) * value_dim + entry, value, mask=valid)
-        gate = request * gate_request + t * gate_row + head
-        opened = tl.load(a + gate).to(tl.float32) + tl.load(dt_bias + head)
+        start = (group - 2 * key_groups) * HEADS
+        own = start + tl.arange(0, HEADS)[:, None]
+        entry = tl.arange(0, VALUES)[None, :]
+        valid = (own < heads) & (entry < value_dim)
+        inside = own * value_dim + entry
+        value_channel = 2 * key_heads * key_dim + inside
+        filters = taps_of(conv, channels, value_channel, valid, TAPS)
+        gated = start + tl.arange(0, HEADS)[None, :]
+        bias = tl.load(dt_bias + gated, mask=gated < heads, other=0.0)
+        speed = tl.load(rate + gated, mask=gated < heads, other=0.0)
+        follow(PDL)
+        row = first + tl.arange(0, ROWS)[:, None]
+        opening = (row < count) & (gated < heads)
+        gate = request * gate_request + row * gate_row + gated
+        opened = tl.load(a + gate, mask=opening, other=0.0).to(tl.float32) + bias
+        strength = tl.load(b + gate, mask=opening, other=0.0).to(tl.float32)
+        seen = rows_and_those_before(
+            rows, before, slots, starts, request, first, count, row_request, row_stride,
+            slot_stride, start_stride, channels, value_channel, valid, TAPS, ROWS, BEGINS, ALIGNED,
+        )  # fmt: skip
+        for t in tl.static_range(ROWS):
+            value = convolved(seen, filters, t, TAPS)
+            home = (request * count + first + t) * heads * value_dim
+            held = valid & ((first + t)[None, None] < count)
+            tl.store(v + home + inside, value, mask=held)
         # log(1 + y) without losing a small y (Kahan).
         y = tl.exp(-tl.abs(opened))
         u = 1 + y
         log1p = tl.where(u == 1, y, tl.log(u) * (y / tl.where(u == 1, 1.0, u - 1)))
-        speed = tl.maximum(opened, 0.0) + log1p
-        tl.store(log_decay + row * heads + head, tl.load(rate + head) * speed)
-        tl.store(beta + row * heads + head, tl.sigmoid(tl.load(b + gate).to(tl.float32)))
-
-
-@jit
-def convolved(source, conv, channel, live, channels, TAPS: tl.constexpr):
-    """``SiLU`` of the convolution in some channels; sums in the taps' order."""
-    total = tl.load(source + channel, mask=live, other=0.0).to(tl.float32)
-    total *= tl.load(conv + channel, mask=live, other=0.0)
-    for tap in tl.static_range(1, TAPS):
-        x = tl.load(source + tap * channels + channel, mask=live, other=0.0).to(tl.float32)
-        total += x * tl.load(conv + tap * channels + channel, mask=live, other=0.0)
-    return total * tl.sigmoid(total)
-
-
-@jit
-def gate_heads(
-    out,
-    z,
-    weight,
-    gated,
-    count,
-    z_request,
-    z_row,
-    heads,
-    dim,
-    eps,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One head of one row."""
-    follow(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    live = at < dim
-    x = tl.load(out + (row * heads + head) * dim + at, mask=live, other=0.0)
-    x = x * tl.rsqrt(tl.sum(x * x, 0) / dim + eps)
-    x *= tl.load(weight + at, mask=live, other=0.0)
-    source = z + (row // count) * z_request + (row % count) * z_row + head * dim
-    gate = tl.load(source + at, mask=live, other=0.0).to(tl.float32)
-    place = gated + (row * heads + head) * dim + at
-    tl.store(place, (x * gate * tl.sigmoid(gate)).to(gated.dtype.element_ty), mask=live)
+        gate_home = (request * count + row) * heads + gated
+        decay = speed * (tl.maximum(opened, 0.0) + log1p)
+        tl.store(log_decay + gate_home, decay, mask=opening)
+        tl.store(beta + gate_home, tl.sigmoid(strength), mask=opening)

@@ -3,7 +3,7 @@
 A kernel launched this way may start once every program of its predecessor has either ended or said
 :func:`tl.extra.cuda.gdc_launch_dependents`; ``gdc_wait`` holds it until the predecessor has ended
 and its writes are visible. In between only what does not depend on earlier kernels may happen:
-address arithmetic, and bringing weights to the L2 cache.
+address arithmetic, and reading weights or bringing them to the L2 cache.
 
 Why nothing is read too early or overwritten too early, kernels ``A, B, C`` in stream order:
 
