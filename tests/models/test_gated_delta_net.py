@@ -38,7 +38,7 @@ def prompts_blocks_and_rows(layer: GatedDeltaNet, device: torch.device) -> list[
     table = torch.zeros(3, 16, dtype=torch.int32, device=device)
     # Columns of one tensor, as a prefill has them: slots, starts, counts, slots and rows aside.
     first = torch.tensor([[4, 0, 7, 5, 2], [2, 0, 2, 6, 1], [7, 0, 5, 1, 4]], device=device)
-    second = torch.tensor([[4, 7, 1, 0, 1], [2, 2, 4, 0, 1], [7, 0, 3, 3, 2]], device=device)
+    second = torch.tensor([[4, 7, 1, 0, 1], [2, 2, 4, 3, 1], [7, 0, 3, 8, 2]], device=device)
     rng = torch.Generator().manual_seed(4)
     found = []
 
@@ -122,9 +122,8 @@ def test_a_graph_of_a_block_and_its_commit_does_what_the_calls_do() -> None:
             memory.conv.copy_(before[1])
             found = []
             for turn in range(4):
-                normed.copy_(
-                    torch.randn(3, 6, HIDDEN, generator=torch.Generator().manual_seed(turn))
-                )
+                rng = torch.Generator().manual_seed(turn)
+                normed.copy_(torch.randn(normed.shape, generator=rng))
                 stand.copy_(torch.tensor([1 + turn, 6 - turn, 3]))
                 if how == "graph":
                     graph.replay()
