@@ -3,18 +3,20 @@
     python benchmarks/delta_block.py --json delta_block.json
 
 Value heads, key heads and states of Qwen3.6-27B, FP32. Each way to cut states into programs
-(``SLICES``: columns and warps) is first held to the PyTorch twin, then timed for 1, 8 and 32
-requests and 1, 8 and 16 rows; nine rows of 16 are replayed. A time is the median of 5 rounds of
-replays of a CUDA graph that goes through the layers one after the other, so that states come from
-memory. ``memory_us`` is what reading the states once (replay: reading and writing) takes at
-4.1 TB/s.
+(``BLOCKS`` and ``REPLAYS``: columns and warps) is first held to the PyTorch twin, then timed for 1,
+8 and 32 requests and 1, 8 and 16 rows; nine rows of 16 are replayed. A time is the median of 5
+rounds of replays of a CUDA graph that goes through the layers one after the other, so that states
+come from memory. ``memory_us`` is what reading the states once (replay: reading and writing) takes
+at 4.1 TB/s.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ from torch import Tensor
 from knockon.bench.environment import environment
 from knockon.bench.replay import replay_us
 from knockon.bench.whole_file import write_whole
-from knockon.layers.delta_rule import DeltaInputs, delta_steps
+from knockon.layers.delta_rule import DeltaInputs, delta_steps, replay
 from knockon.layers.fused.delta_block import (
+    REPLAYED,
     SLICE,
     Slice,
     delta_block_kernel,
@@ -36,8 +39,9 @@ KEY_HEADS, VALUE_HEADS, DIM = 16, 48, 128
 LAYERS = 24
 REQUESTS = (1, 8, 32)
 ROWS = (1, 8, 16)
-REPLAYED = 9
-SLICES = [Slice(8, 1), Slice(16, 1), Slice(32, 1), Slice(16, 2), Slice(32, 2), Slice(32, 4)]
+ACCEPTED = 9
+BLOCKS = [Slice(8, 1), Slice(16, 1), Slice(32, 1), Slice(16, 2), Slice(32, 2), Slice(32, 4)]
+REPLAYS = [*BLOCKS[1:], Slice(64, 2), Slice(64, 4), Slice(128, 4), Slice(128, 8)]
 BYTES_PER_US = 4.1e6
 CLOSE = 1e-4
 
@@ -59,49 +63,65 @@ def make_inputs(requests: int, rows: int, device: torch.device) -> DeltaInputs:
     )
 
 
-def error_of(held: Slice, inputs: DeltaInputs, states: Tensor, slots: Tensor) -> float:
-    """Largest difference of outputs to the twin's over the largest output."""
-    wanted, _, _ = delta_steps(inputs, states[slots], torch.float32)
-    found, _ = delta_block_kernel(inputs, states, slots, write=False, held=held)
+def error_of(found: Tensor, wanted: Tensor, what: str) -> float:
+    """Largest difference to the twin's over its largest number."""
     error = ((found - wanted).abs().max() / wanted.abs().max()).item()
     if not error < CLOSE:
-        raise SystemExit(f"{held}: outputs differ from the twin's by {error:.1e} of the largest")
+        raise SystemExit(f"{what}: differs from the twin's by {error:.1e} of the largest")
     return error
 
 
-def measure(held: Slice, requests: int, states: list[Tensor]) -> list[dict[str, Any]]:
-    """Times of one layer, for every number of rows."""
+def measure_blocks(requests: int, states: list[Tensor]) -> Iterator[dict[str, Any]]:
+    """Blocks of every number of rows, by every slice."""
     device = states[0].device
     slots = torch.arange(requests, device=device)
-    memory = requests * states[0][0].numel() * 4 / BYTES_PER_US
-    found = []
+    memory = states[0].nbytes / BYTES_PER_US
     for rows in ROWS:
         inputs = make_inputs(requests, rows, device)
-        error = error_of(held, inputs, states[0], slots)
-        calls = [
-            partial(delta_block_kernel, inputs, layer, slots, write=False, held=held)
-            for layer in states
-        ]
-        found.append(
-            {
-                "values": held.values,
-                "warps": held.warps,
+        wanted, _, _ = delta_steps(inputs, states[0].clone(), torch.float32)
+        for held in BLOCKS:
+            out, _ = delta_block_kernel(inputs, states[0], slots, write=False, held=held)
+            error = error_of(out, wanted, f"a block by {held}")
+            calls = [
+                partial(delta_block_kernel, inputs, layer, slots, write=False, held=held)
+                for layer in states
+            ]
+            yield {
+                "part": "block",
+                **held._asdict(),
+                "chosen": held == SLICE,
                 "requests": requests,
                 "rows": rows,
-                "block_us": round(replay_us(calls), 2),
+                "us": round(replay_us(calls), 2),
                 "memory_us": round(memory, 2),
                 "error": error,
             }
-        )
-    _, corrections = delta_block_kernel(inputs, states[0], slots, write=False, held=held)
-    lengths = torch.full((requests,), REPLAYED, device=device)
-    block = (slots, inputs.k, corrections, inputs.log_decay, lengths)
-    calls = [partial(replay_block_kernel, layer, *block, held=held) for layer in states]
-    found[-1] |= {
-        "replay_us": round(replay_us(calls), 2),
-        "replay_memory_us": round(2 * memory, 2),
-    }
-    return found
+
+
+def measure_replays(requests: int, states: list[Tensor]) -> Iterator[dict[str, Any]]:
+    """The accepted rows of the longest block, by every slice."""
+    device = states[0].device
+    slots = torch.arange(requests, device=device)
+    inputs = make_inputs(requests, ROWS[-1], device)
+    _, corrections = delta_block_kernel(inputs, states[0], slots, write=False)
+    lengths = torch.full((requests,), ACCEPTED, device=device)
+    block = (inputs.k, corrections, inputs.log_decay, lengths)
+    for held in REPLAYS:
+        found = states[0].clone()
+        wanted = replay(states[0].clone(), *block, torch.float32)
+        replay_block_kernel(found, slots, *block, held=held)
+        error = error_of(found, wanted, f"a replay by {held}")
+        calls = [partial(replay_block_kernel, layer, slots, *block, held=held) for layer in states]
+        yield {
+            "part": "replay",
+            **held._asdict(),
+            "chosen": held == REPLAYED,
+            "requests": requests,
+            "rows": ACCEPTED,
+            "us": round(replay_us(calls), 2),
+            "memory_us": round(2 * states[0].nbytes / BYTES_PER_US, 2),
+            "error": error,
+        }
 
 
 def main() -> None:
@@ -117,14 +137,12 @@ def main() -> None:
     for requests in REQUESTS:
         shape = (requests, VALUE_HEADS, DIM, DIM)
         states = [torch.randn(shape, device=device) * 0.1 for _ in range(LAYERS)]
-        for held in SLICES:
-            for result in measure(held, requests, states):
-                results.append(result)
-                print("  ".join(f"{name} {value:g}" for name, value in result.items()), flush=True)
+        for result in chain(measure_blocks(requests, states), measure_replays(requests, states)):
+            results.append(result)
+            print("  ".join(f"{name} {value}" for name, value in result.items()), flush=True)
     report = {
         "benchmark": "delta_block",
         "shape": {"key_heads": KEY_HEADS, "value_heads": VALUE_HEADS, "dim": DIM, "layers": LAYERS},
-        "chosen": SLICE._asdict(),
         "environment": environment(),
         "results": results,
     }

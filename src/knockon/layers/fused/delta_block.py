@@ -1,8 +1,9 @@
 """A verified block through the gated delta rule, and its accepted rows into the states.
 
 One program holds a slice of one head's state in registers and takes the rows one after the other,
-so a state is read once a block, in place, and written once by whoever keeps it. What the next row
-needs is asked for before a row is computed: a row's time is then that of its sums, not of memory.
+so a state is read once a block, in place, and written once by whoever keeps it. The next two rows
+are copied to shared memory meanwhile (``num_stages``, whose loads are whole vectors; numbers are
+asked for by hand): a row's time is then that of its sums, not of memory.
 The replay repeats the block's own operations, products and sums rounded alike, so its states have
 the bits that the rows alone would have left.
 """
@@ -25,8 +26,8 @@ from knockon.triton_backend import jit, power_of_two, tl
 class Slice(NamedTuple):
     """What of a head's state a program holds.
 
-    How sums over keys are added up depends on both, and so do a state's last bits: single rows,
-    blocks and their replay must be run with the same.
+    How sums over keys are added up depends on both, and so do a row's last bits: single rows and
+    blocks must be run with the same. A replay has no sums, and any leaves the same bits.
 
     Attributes:
         values: columns; a power of two.
@@ -37,7 +38,8 @@ class Slice(NamedTuple):
     warps: int
 
 
-SLICE = Slice(values=32, warps=2)  # benchmarks/results/delta_block.json
+SLICE = Slice(values=32, warps=1)  # both: benchmarks/results/delta_block.json
+REPLAYED = Slice(values=16, warps=1)
 
 
 def delta_block_kernel(
@@ -60,7 +62,7 @@ def delta_block_kernel(
     batch, rows, heads, dim = v.shape
     values = min(held.values, power_of_two(dim))
     if v.numel():
-        run_rows[(batch, heads, -(-dim // values))](
+        run_rows[(-(-dim // values), heads, batch)](
             q,
             k,
             v,
@@ -91,13 +93,13 @@ def replay_block_kernel(
     corrections: Tensor,
     log_decay: Tensor,
     lengths: Tensor,
-    held: Slice = SLICE,
+    held: Slice = REPLAYED,
 ) -> None:
     """:func:`~knockon.layers.delta_rule.replay` of states where they lie."""
     batch, rows, heads, dim = corrections.shape
     values = min(held.values, power_of_two(dim))
     if corrections.numel():
-        replay_rows[(batch, heads, -(-dim // values))](
+        replay_rows[(-(-dim // values), heads, batch)](
             k.contiguous(),
             corrections,
             log_decay.contiguous(),
@@ -162,22 +164,17 @@ def run_rows(
     key_head = head // (value_heads // key_heads)
     first = request * rows
     at_head = first * value_heads + head
-    at_key = (first * key_heads + key_head) * key_dim + key
-    next_keys = tl.load(k + at_key, mask=key_live, other=0.0)
-    next_queries = tl.load(q + at_key, mask=key_live, other=0.0)
-    next_value = tl.load(v + at_head * value_dim + value, mask=value_live, other=0.0)
     next_decay, next_beta = tl.load(log_decay + at_head), tl.load(beta + at_head)
-    for t in range(rows):
-        keys, queries = next_keys[:, None], next_queries[:, None]
-        read, decay, strength = next_value, next_decay, next_beta
-        at_value = (first + t) * value_heads * value_dim + head * value_dim + value
-        row = first + tl.minimum(t + 1, rows - 1)
-        at_head = row * value_heads + head
-        at_key = (row * key_heads + key_head) * key_dim + key
-        next_keys = tl.load(k + at_key, mask=key_live, other=0.0)
-        next_queries = tl.load(q + at_key, mask=key_live, other=0.0)
-        next_value = tl.load(v + at_head * value_dim + value, mask=value_live, other=0.0)
-        next_decay, next_beta = tl.load(log_decay + at_head), tl.load(beta + at_head)
+    for t in tl.range(rows, num_stages=3):
+        at_head = (first + t) * value_heads + head
+        at_key = ((first + t) * key_heads + key_head) * key_dim + key
+        at_value = at_head * value_dim + value
+        keys = tl.load(k + at_key, mask=key_live, other=0.0)[:, None]
+        queries = tl.load(q + at_key, mask=key_live, other=0.0)[:, None]
+        read = tl.load(v + at_value, mask=value_live, other=0.0)
+        decay, strength = next_decay, next_beta
+        ahead = (first + tl.minimum(t + 1, rows - 1)) * value_heads + head
+        next_decay, next_beta = tl.load(log_decay + ahead), tl.load(beta + ahead)
         state = state * tl.exp(decay)
         correction = (read - tl.sum(state * keys, 0)) * strength
         tl.store(corrections + at_value, correction, mask=value_live)
@@ -219,19 +216,15 @@ def replay_rows(
     length = tl.load(lengths + request).to(tl.int32)
     first = request * rows
     at_head = first * value_heads + head
-    at_key = (first * key_heads + key_head) * key_dim + key
-    next_keys = tl.load(k + at_key, mask=key_live, other=0.0)
-    next_correction = tl.load(corrections + at_head * value_dim + value, mask=value_live, other=0.0)
     next_decay = tl.load(log_decay + at_head)
-    for t in range(length):
-        keys, correction, decay = next_keys[:, None], next_correction[None, :], next_decay
-        row = first + tl.minimum(t + 1, rows - 1)
-        at_head = row * value_heads + head
-        at_key = (row * key_heads + key_head) * key_dim + key
+    for t in tl.range(length, num_stages=3):
+        at_head = (first + t) * value_heads + head
+        at_key = ((first + t) * key_heads + key_head) * key_dim + key
+        keys = tl.load(k + at_key, mask=key_live, other=0.0)[:, None]
         at_value = at_head * value_dim + value
-        next_keys = tl.load(k + at_key, mask=key_live, other=0.0)
-        next_correction = tl.load(corrections + at_value, mask=value_live, other=0.0)
-        next_decay = tl.load(log_decay + at_head)
+        correction = tl.load(corrections + at_value, mask=value_live, other=0.0)[None, :]
+        decay = next_decay
+        next_decay = tl.load(log_decay + (first + tl.minimum(t + 1, rows - 1)) * value_heads + head)
         state = state * tl.exp(decay)
         state = written(state, keys, correction, KEYS, VALUES)
         state = state.to(states.dtype.element_ty).to(tl.float32)
@@ -240,9 +233,12 @@ def replay_rows(
 
 @jit
 def slice_of_program(KEYS: tl.constexpr, VALUES: tl.constexpr):
-    """Whose state a program holds: request, head, ids of its rows ``[KEYS]`` and columns."""
-    request = tl.program_id(0).to(tl.int64)
-    value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    """Whose state a program holds: request, head, ids of its rows ``[KEYS]`` and columns.
+
+    Programs that run at the same time hold slices of the same heads, which lie side by side.
+    """
+    value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    request = tl.program_id(2).to(tl.int64)
     return request, tl.program_id(1), tl.arange(0, KEYS), value
 
 
