@@ -10,7 +10,8 @@
 # added to by PYTHONPATH (fastapi, uvicorn, h11, pydantic, pyzmq, msgspec, prometheus-client,
 # gguf, aiohttp and matplotlib beside torch, transformers, typer and rich).
 # May be set: MODEL (smollm2-135m; with KNOCKON_CACHE for where it was pulled, or a folder), METHODS,
-# CONCURRENCY, REPEATS, NUM_PROMPTS, OUTPUT_LEN (512), DEVICE (cuda), PYTHON, and
+# CONCURRENCY (1,8,32), REPEATS (3), NUM_PROMPTS (4 for each request in flight, 8 for one), OUTPUT_LEN
+# (512), DEVICE (cuda), PYTHON, and
 # - SERVERS_AHEAD (8): servers that stand ready beside a cell's own; see knockon bench matrix --help,
 # - GPUS (1): so many runs side by side, each on a GPU and on its part of the cores, each with its share
 #   of workloads and concurrencies, all into RESULTS,
@@ -45,6 +46,12 @@ if ((${#visible[@]} < gpus)); then
     exit 2
 fi
 
+concurrency=${CONCURRENCY:-1,8,32} counts=
+for many in ${concurrency//,/ }; do
+    counts+=,$many=$((many > 1 ? 4 * many : 8))
+done
+counts=${NUM_PROMPTS:-${counts#,}}
+
 # The cores of a share: what another share's servers take to start is not taken from its own.
 cores() {
     "$python" - "$1" "$gpus" <<'EOF'
@@ -64,8 +71,8 @@ measure() { # I: the I-th share, in place of the shell that calls it
     fi
     exec timeout --foreground --signal=TERM "${SECONDS_LEFT:-0}" "${pinned[@]}" "$python" -m knockon \
         bench matrix "${MODEL:-smollm2-135m}" --out "$results" --workloads "$workloads" \
-        --concurrency "${CONCURRENCY:-1,8,32}" --repeats "${REPEATS:-3}" \
-        --num-prompts "${NUM_PROMPTS:-1=8,8=32,32=128}" --output-len "${OUTPUT_LEN:-512}" \
+        --concurrency "$concurrency" --repeats "${REPEATS:-3}" \
+        --num-prompts "$counts" --output-len "${OUTPUT_LEN:-512}" \
         --servers-ahead "${SERVERS_AHEAD:-8}" --share "$1/$gpus" "${own[@]}" -- "${serve[@]}"
 }
 

@@ -189,7 +189,8 @@ def matrix(
     if failed:
         for cell, error in failed.items():
             print(f"failed: {cell.name}: {error}", file=sys.stderr)
-        print(f"failed: {len(failed)} of {len(cells)} cells, kept in {out}/cells", file=sys.stderr)
+        count = f"{len(failed)} of {len(cells)} cells, kept in {out}/cells"
+        print(f"failed: {count}; --retry-failed measures them again", file=sys.stderr)
         raise typer.Exit(1)
     print(f"{len(cells)} of {len(cells)} cells are measured, in {out}/cells", file=sys.stderr)
 

@@ -43,7 +43,7 @@ def read_dataset(path: Path) -> list[BenchPrompt]:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Refused("dataset", str(path), f"a readable UTF-8 file ({error})") from None
+        raise Refused("dataset_path", str(path), f"a readable UTF-8 file ({error})") from None
     if text.lstrip().startswith("["):
         records = _load(text, path, "the file")
     else:
@@ -53,7 +53,7 @@ def read_dataset(path: Path) -> list[BenchPrompt]:
     found = [_prompt(record, i, path) for i, record in enumerate(records)]
     prompts = [prompt for prompt in found if prompt is not None]
     if not prompts:
-        raise Refused("dataset", str(path), "at least one prompt")
+        raise Refused("dataset_path", str(path), "at least one prompt")
     return prompts
 
 
@@ -74,7 +74,7 @@ def _load(text: str, path: Path, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Refused("dataset", str(path), f"JSON; {where} is not ({error})") from None
+        raise Refused("dataset_path", str(path), f"JSON; {where} is not ({error})") from None
 
 
 def _prompt(record: Any, index: int, path: Path) -> BenchPrompt | None:
