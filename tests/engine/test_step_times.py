@@ -36,6 +36,25 @@ def test_the_first_call_of_a_shape_is_not_believed_alone() -> None:
     assert times.seconds(1, 8) == pytest.approx(0.01)
 
 
+def test_until_it_is_trusted_a_slow_first_step_counts_for_no_more_than_its_neighbours_say() -> None:
+    times = StepTimes(WIDTHS, (1,), seeds={(1, 1): 0.01, (1, 16): 0.025})
+    times.update(1, 8, 0.9)
+    assert times.seconds(1, 8) == pytest.approx(0.017)
+    times.update(1, 4, 0.009)
+    assert times.seconds(1, 4) == 0.009
+
+
+def test_a_faster_step_is_half_believed_of_a_time_grown_old_and_of_that_alone() -> None:
+    times = StepTimes(WIDTHS, (1,), seeds={(1, 8): 0.02, (1, 16): 0.03})
+    times.update(1, 8, 0.01)
+    assert times.seconds(1, 8) == 0.02
+    for _ in range(20):
+        times.update(1, 16, 0.03)
+    times.update(1, 8, 0.01)
+    assert times.seconds(1, 8) == pytest.approx(0.015)
+    assert times.seconds(1, 16) == pytest.approx(0.03)
+
+
 def test_a_lone_slow_step_moves_nothing_and_a_lasting_change_does() -> None:
     times = StepTimes(WIDTHS, seeds={(1, 8): 0.01})
     for _ in range(5):

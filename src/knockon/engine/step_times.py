@@ -10,6 +10,9 @@ GAIN = 0.2
 # Host work and reading the context cost all widths alike: of a change seen at one width, this
 # much is taken to have happened to the others of its bucket too.
 SHARED_DRIFT = 0.5
+# Of a time that is so many steps old, one step that took less is believed by this much at once:
+# what disturbs a step makes it slower.
+STALE_STEPS, STALE_GAIN = 16, 0.5
 # Steps of a pair before its time is trusted: the first may pay for warming up. A seed is trusted.
 TRUSTED_SAMPLES = 2
 DEFAULT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -17,11 +20,12 @@ DEFAULT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass
 class _Timing:
-    """A running time, and the raw sample before the next."""
+    """A running time, the raw sample before the next, and which update was the last."""
 
     seconds: float
     previous: float
     samples: int
+    updated: int = 0
 
 
 class StepTimes:
@@ -42,6 +46,7 @@ class StepTimes:
     ) -> None:
         self.widths = tuple(widths)
         self.buckets = tuple(buckets)
+        self._updates = 0
         self._timings = {
             pair: _Timing(seconds, seconds, TRUSTED_SAMPLES)
             for pair, seconds in (seeds or {}).items()
@@ -58,13 +63,16 @@ class StepTimes:
 
     def update(self, batch: int, width: int, seconds: float) -> None:
         """Take in one measured step."""
+        self._updates += 1
         bucket = self.bucket(batch)
         timing = self._timings.get((bucket, width))
         if timing is None:
-            self._timings[bucket, width] = _Timing(seconds, seconds, 1)
+            self._timings[bucket, width] = _Timing(seconds, seconds, 1, self._updates)
             return
         if timing.samples < TRUSTED_SAMPLES:
             moved = min(seconds, timing.seconds) - timing.seconds
+        elif seconds < timing.seconds and self._updates - timing.updated >= STALE_STEPS:
+            moved = STALE_GAIN * (seconds - timing.seconds)
         else:
             # The median of three: one slow step alone moves nothing.
             middle = sorted((timing.seconds, timing.previous, seconds))[1]
@@ -78,9 +86,10 @@ class StepTimes:
         timing.seconds += moved
         timing.previous = seconds
         timing.samples += 1
+        timing.updated = self._updates
 
     def seconds(self, batch: int, width: int) -> float | None:
-        """A step's time; inferred where unmeasured, ``None`` while nothing at all is known.
+        """A step's time; inferred where not trusted yet, ``None`` while nothing at all is known.
 
         Inferred times are linear in rows (bucket times width) between known ones and never fall
         with them: from the bucket's own widths if two are known, else from all pairs. Below the
@@ -88,12 +97,18 @@ class StepTimes:
         """
         bucket = self.bucket(batch)
         known = self._timings.get((bucket, width))
-        if known is not None:
+        if known is not None and known.samples >= TRUSTED_SAMPLES:
             return known.seconds
-        own = [pair for pair in self._timings if pair[0] == bucket]
-        pairs = own if len(own) > 1 else list(self._timings)
+        # One slow first step must not keep a width from being tried again.
+        trusted = [pair for pair, t in self._timings.items() if t.samples >= TRUSTED_SAMPLES]
+        all_pairs = trusted or list(self._timings)
+        own = [pair for pair in all_pairs if pair[0] == bucket]
+        pairs = own if len(own) > 1 else all_pairs
         points = _rising([(b * w, self._timings[b, w].seconds) for b, w in pairs])
-        return _interpolate(points, bucket * width) if points else None
+        if not points:
+            return None
+        inferred = _interpolate(points, bucket * width)
+        return inferred if known is None else min(inferred, known.seconds)
 
 
 def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -20,6 +20,10 @@ HYSTERESIS = 0.01
 PROBE_BUDGET = 0.005
 # Unspent budget is kept for about one dear probe, not for a row of them.
 PROBE_RESERVE_STEPS = 2.0
+# A width that promises less than this much under the best is its rival, and is probed once it has
+# not been run for so many steps: which of the two is better hangs on times that must not grow old.
+RIVAL_MARGIN = 0.05
+RIVAL_STEPS = 32
 
 
 class WidthPolicy(Protocol):
@@ -144,9 +148,9 @@ class AdaptiveWidth:
 
     Expected tokens come from :class:`AcceptanceByPosition`, times from :class:`StepTimes`. Counts
     gathered at a narrow width are silent on later positions, and a time that is not measured grows
-    old; so other widths are probed, the widest and the one longest not run by turns, as often as
-    ``PROBE_BUDGET`` pays for. In a bucket without seeds the widest and the narrowest are timed
-    before anything is chosen, and those between are inferred.
+    old; so other widths are probed, a near rival first, else the widest and the one longest not run
+    by turns, as often as ``PROBE_BUDGET`` pays for. In a bucket without seeds the widest and the
+    narrowest are timed before anything is chosen, and those between are inferred.
 
     Args:
         widths: those to choose from, ascending.
@@ -178,7 +182,7 @@ class AdaptiveWidth:
             return untimed
         bucket = self.times.bucket(batch)
         rates = self._rate(batch, speculating)
-        return choose_width(rates, self._best.get(bucket), self._due(bucket), self._budget)
+        return choose_width(rates, self._best.get(bucket), self._due(bucket, rates), self._budget)
 
     def record(self, batch: int, width: int, accept_lengths: Sequence[int], seconds: float) -> None:
         bucket = self.times.bucket(batch)
@@ -207,22 +211,38 @@ class AdaptiveWidth:
                 return width
         return None
 
-    def _due(self, bucket: int) -> int | None:
-        """The width to probe next: the widest, then the one longest not run, by turns."""
+    def _due(self, bucket: int, rates: Sequence[WidthRate]) -> int | None:
+        """The width to probe next: a rival; else, by turns, the widest and the longest not run."""
         best = self._best.get(bucket)
         others = [width for width in self.widths if width != best]
         if not others:
             return None
+        rival = self._rival(bucket, rates)
+        if rival is not None:
+            return rival
         if self._probes.get(bucket, 0) % 2 == 0 and others[-1] == self.widths[-1]:
             return others[-1]
         return min(others, key=lambda width: (self._last_run.get((bucket, width), 0), -width))
+
+    def _rival(self, bucket: int, rates: Sequence[WidthRate]) -> int | None:
+        """The width that comes nearest to the best, where it does and was not run of late."""
+        best = [rate for rate in rates if rate.width == self._best.get(bucket)]
+        others = [rate for rate in rates if rate not in best]
+        if not best or not others:
+            return None
+        rival = max(others, key=lambda rate: rate.throughput)
+        near = rival.throughput >= (1 - RIVAL_MARGIN) * best[0].throughput
+        last = self._last_run.get((bucket, rival.width))
+        fresh = last is not None and self._step - last < RIVAL_STEPS
+        return rival.width if near and not fresh else None
 
     def _pay(self, bucket: int, width: int, best: WidthRate, rates: Sequence[WidthRate]) -> None:
         """Add a step's share to the budget, or take off it what a probe may have lost."""
         if width == best.width:
             self._budget += PROBE_BUDGET * best.seconds
         else:
-            self._probes[bucket] = self._probes.get(bucket, 0) + 1
+            if width != self._rival(bucket, rates):  # which takes nobody's turn
+                self._probes[bucket] = self._probes.get(bucket, 0) + 1
             self._budget -= sum(probe_loss(rate, best) for rate in rates if rate.width == width)
         reserve = PROBE_RESERVE_STEPS * max(rate.seconds for rate in rates)
         self._budget = min(max(self._budget, -reserve), reserve)
