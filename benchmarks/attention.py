@@ -22,6 +22,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from knockon.bench.needs_gpu import needed_gpu
 from knockon.bench.replay import replay_us
 from knockon.layers.attention import BlockPlan, PagedKV, SdpaBackend, Visibility, plan_block
 from knockon.layers.attention.paged import PagedBackend, attend_kernel
@@ -216,6 +217,7 @@ def main() -> None:
     parser.add_argument("--tiles", action="store_true", help="time other tiles of queries")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     args = parser.parse_args()
+    needed_gpu()
     others = tiles if args.tiles else variants if args.variants else None
     torch.manual_seed(0)
     columns = ("attend_us", "write_us", "sdpa_us", "kv_tb_per_s")

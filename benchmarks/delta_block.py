@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from knockon.bench.environment import environment
+from knockon.bench.needs_gpu import needed_gpu
 from knockon.bench.replay import replay_us
 from knockon.bench.whole_file import write_whole
 from knockon.layers.delta_rule import DeltaInputs, delta_steps, replay
@@ -131,7 +132,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, required=True, help="where results go")
     path = parser.parse_args().json
-    device = torch.device("cuda")
+    device = needed_gpu()
     torch.manual_seed(0)
     results = []
     for requests in REQUESTS:

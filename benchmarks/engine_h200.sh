@@ -8,7 +8,8 @@
 # It runs on .venv (with `pip install -e '.[bench]'` for the plot) where that is there, else on
 # python3; it needs torch, transformers, typer, rich and matplotlib, not an installed Knockon.
 # SHAPE (a name), DEVICE, CONCURRENCY, INPUT_LEN, OUTPUT_LEN, REPEATS and PYTHON may be set, e.g.
-# SHAPE=tiny DEVICE=cpu CONCURRENCY=1,2 INPUT_LEN=32 OUTPUT_LEN=32. Further options go to the command:
+# SHAPE=tiny DEVICE=cpu CONCURRENCY=1,2 INPUT_LEN=32 OUTPUT_LEN=32. Hybrid shapes (qwen3.6-27b) want
+# fla-core too: without it PyTorch takes their prompts, much slower (the results say which). Further options go to the command:
 # --verify-width 8,16,auto --alternate 1,32, say.
 set -euo pipefail
 
@@ -28,4 +29,8 @@ references=()
     --methods target,dflash,domino --concurrency "${CONCURRENCY:-1,8,32}" \
     --input-len "${INPUT_LEN:-256}" --output-len "${OUTPUT_LEN:-512}" \
     --accept-length dflash=6.878,domino=9.163 --repeats "${REPEATS:-2}" --profile \
-    "${references[@]}" --json "$name.json" --plot "$name.png" "${@:2}" | tee "$name.txt"
+    "${references[@]}" --json "$name.json" --plot "$name.png" "${@:2}" | tee "$name.txt" || {
+    code=$?
+    [ -s "$name.txt" ] || rm -f "$name.txt"
+    exit "$code"
+}

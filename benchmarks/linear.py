@@ -40,6 +40,7 @@ from linear_shapes import (
 from linear_small import small
 from torch import Tensor
 
+from knockon.bench.needs_gpu import needed_gpu
 from knockon.bench.replay import Graphed, median_us
 from knockon.layers.fused.silu_mul import silu_mul_kernel
 from knockon.layers.fused.stream_launch import StreamLaunch
@@ -280,6 +281,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="1 and 16 rows only, fewer rounds")
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the whole model")
     args = parser.parse_args()
+    needed_gpu()
     torch.manual_seed(0)
     began = time.perf_counter()
     row_counts = [1, 16] if args.quick else [1, 16, 32, 64]

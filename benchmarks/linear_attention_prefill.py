@@ -24,6 +24,7 @@ from torch import Tensor
 
 from knockon.bench.engine.shapes import CONFIGS
 from knockon.bench.environment import environment
+from knockon.bench.needs_gpu import needed_gpu
 from knockon.bench.replay import median_us
 from knockon.bench.whole_file import write_whole
 from knockon.layers.attention import BlockPlan, plan_block
@@ -155,7 +156,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="also the package's own settings")
     args = parser.parse_args()
     torch.manual_seed(0)
-    device = torch.device(args.device)
+    device = needed_gpu() if args.device == "cuda" else torch.device("cpu")
     dtype = torch.bfloat16
     config = parse_hf(CONFIGS[args.shape])
     layer = make_layer(config, dtype, device)

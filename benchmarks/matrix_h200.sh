@@ -93,6 +93,8 @@ for pid in "${pids[@]}"; do
     ((code > status)) && status=$code
 done
 trap - INT TERM
+# Refused, or only listed: there is nothing to report.
+[ "$status" = 2 ] || [[ " ${own[*]} " == *" --dry-run "* ]] && exit "$status"
 "$python" -m knockon bench report "$results" --out "$report" >/dev/null
 tar czf "$report/results.tar.gz" -C "$results" settings.json cells
 [ "$status" = 124 ] && echo "SECONDS_LEFT are over: the same command goes on" >&2

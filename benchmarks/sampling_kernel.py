@@ -22,6 +22,7 @@ import torch
 import triton
 from torch import Tensor
 
+from knockon.bench.needs_gpu import needed_gpu
 from knockon.bench.replay import replay_us
 from knockon.engine.filters import temper
 from knockon.engine.fused.draw import DrawLaunch, draw_kernel, draw_launch
@@ -156,6 +157,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="file to write")
     parser.add_argument("--seconds", type=float, default=0.02, help="of a round")
     args = parser.parse_args()
+    needed_gpu()
     torch.manual_seed(0)
     begun = time.monotonic()
     print(

@@ -21,6 +21,7 @@ from knockon.bench.width_examples import DOMINO_CLASSES, a100_tp2, h200
 from knockon.bench.width_simulator import BestKnown, Phase, StepTable, simulate
 from knockon.bench.width_trace import read_trace, replay
 from knockon.engine.width import AUTO_WIDTHS, AdaptiveWidth, FixedWidth, WidthPolicy
+from knockon.errors import KnockonError
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 ALTERNATING = "1 and 32 in turn"
@@ -171,4 +172,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KnockonError as error:
+        raise SystemExit(f"error: {error}") from None

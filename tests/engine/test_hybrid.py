@@ -15,6 +15,7 @@ from knockon.engine.llm import LLM
 from knockon.engine.sampling_params import SamplingParams
 from knockon.errors import Refused
 from knockon.layers.recurrent_state import DeltaMemory
+from knockon.models.gated_delta_net import GatedDeltaNet
 from tests.engine.generation import (
     GREEDY,
     TinyShelf,
@@ -232,6 +233,10 @@ def test_the_memory_reported_is_what_is_held(tiny: TinyShelf) -> None:
         assert len(memories) == 3
         assert engine.states.bytes == sum(memory.num_bytes for memory in memories)
         assert engine.states.states == 6 == len(memories[0].state)
+        # A verified block is held with the projection's row of every position, as it stands there.
+        mixer = next(m for m in engine.runner.target.modules() if isinstance(m, GatedDeltaNet))
+        row = sum(mixer.projection.sizes) * engine.runner.target.dtype.itemsize
+        assert engine.states.held_bytes > 3 * 3 * max(engine.widths.widths) * row
         # Pages hold keys and values of the one layer of attention alone, and the drafter's.
         assert sum(not isinstance(memory, DeltaMemory) for memory in runner._engines.kv) == 1
 
@@ -239,7 +244,8 @@ def test_the_memory_reported_is_what_is_held(tiny: TinyShelf) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_mamba_cache_size": 3, "max_batch_size": 4}, "found 3, wanted at least max_batch"),
+        ({"max_mamba_cache_size": 3, "max_batch_size": 4}, "found 3, wanted at least 4, one for"),
+        ({"max_mamba_cache_size": 10**12}, "max_mamba_cache_size: found 10+, wanted at most"),
         ({"max_mamba_cache_size": 0}, "max_mamba_cache_size: found 0"),
         ({"mamba_ssm_dtype": "float8"}, "mamba_ssm_dtype: found 'float8'"),
         ({"tp_size": 4}, "tp_size: found 4"),

@@ -278,6 +278,11 @@ def test_a_line_that_is_no_step_is_refused(line: str, tmp_path: Path) -> None:
         read_trace(file)
 
 
+def test_a_trace_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="wanted a readable UTF-8 file"):
+        read_trace(tmp_path / "none.jsonl")
+
+
 def test_the_widths_of_auto_end_with_the_block() -> None:
     assert auto_widths(16) == (1, 4, 8, 12, 16)
     assert auto_widths(8) == (1, 4, 8)

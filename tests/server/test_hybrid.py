@@ -54,6 +54,11 @@ def test_served_with_its_own_head_and_cached_states(tiny: TinyShelf, tmp_path: P
         assert info["capacity"]["num_checkpoints"] == 3
         assert 0 < info["occupancy"]["cached_states"] <= 3
         assert info["metrics"]["draft"] == "mtp"
+        assert info["engine"]["max_mamba_cache_size"] == 5
+        assert info["engine"]["mamba_ssm_dtype"] == "float32"
+        assert info["model_sizes"]["recurrent"]["num_layers"] == 3
+        with server.http() as http:
+            assert "knockon_cached_states 0.0" not in http.get("/metrics").text
         assert "5 states of recurrent layers in float32" in server.log
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
         with pytest.raises(openai.BadRequestError, match="takes text only"):

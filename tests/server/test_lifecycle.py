@@ -57,6 +57,7 @@ def test_metrics_tell_of_requests_pages_speculation_and_times(server: ServerProc
         "knockon_requests_running 0.0",
         "knockon_requests_waiting 0.0",
         'knockon_kv_pages{state="held"}',
+        "knockon_cached_states 0.0",
         "knockon_prefix_cache_hit_tokens_total",
         'knockon_accepted_tokens_by_position_total{position="1"}',
         "knockon_verifications_total",

@@ -62,10 +62,14 @@ def read_trace(path: Path) -> list[WidthStep]:
     """The steps of a trace.
 
     Raises:
-        Refused: a line that is not a step.
+        Refused: no file that can be read, a line that is not a step.
     """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused("replay", str(path), f"a readable UTF-8 file ({error})") from None
     steps = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         try:
             step = WidthStep(**json.loads(line))
             valid = (

@@ -28,6 +28,8 @@ def chat(
     exchange: options.Exchange = "auto",
     draft_head_dtype: options.DraftHeadDtype = "auto",
     linear_attn_backend: options.LinearAttention = "auto",
+    max_mamba_cache_size: options.StateCount = None,
+    mamba_ssm_dtype: options.StateDtype = "auto",
     max_model_len: options.MaxModelLen = None,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = 0.0,
@@ -64,6 +66,8 @@ def chat(
         speculative_algorithm=algorithm,
         speculative_num_steps=num_steps,
         linear_attn_backend=linear_attn_backend,
+        max_mamba_cache_size=max_mamba_cache_size,
+        mamba_ssm_dtype=mamba_ssm_dtype,
     ) as llm:
         if terminal:
             print(f"{model}" + (f" with {draft}" if draft else "") + f". {_HELP}")

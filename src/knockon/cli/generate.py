@@ -54,6 +54,8 @@ def generate(
     exchange: options.Exchange = "auto",
     draft_head_dtype: options.DraftHeadDtype = "auto",
     linear_attn_backend: options.LinearAttention = "auto",
+    max_mamba_cache_size: options.StateCount = None,
+    mamba_ssm_dtype: options.StateDtype = "auto",
     cuda_graph_max_bs: options.CudaGraphMaxBs = None,
     max_model_len: options.MaxModelLen = None,
     max_tokens: options.MaxTokens = 256,
@@ -91,6 +93,8 @@ def generate(
         speculative_algorithm=algorithm,
         speculative_num_steps=num_steps,
         linear_attn_backend=linear_attn_backend,
+        max_mamba_cache_size=max_mamba_cache_size,
+        mamba_ssm_dtype=mamba_ssm_dtype,
         cuda_graph_max_bs=cuda_graph_max_bs,
     ) as llm:
         outputs = llm.generate(entries, params)

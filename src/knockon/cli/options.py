@@ -80,6 +80,22 @@ LinearAttention = Annotated[
         " Decoding and verifying have kernels of their own.",
     ),
 ]
+StateCount = Annotated[
+    int | None,
+    typer.Option(
+        "--max-mamba-cache-size",
+        help="States of recurrent layers: one a sequence computed at once, the others kept for "
+        "later prompts.",
+        show_default="twice the sequences computed at once",
+    ),
+]
+StateDtype = Annotated[
+    str,
+    typer.Option(
+        "--mamba-ssm-dtype",
+        help="What states of recurrent layers are kept in: auto (float32), float32 or bfloat16.",
+    ),
+]
 CudaGraphMaxBs = Annotated[
     int | None,
     typer.Option(

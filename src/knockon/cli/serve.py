@@ -79,18 +79,8 @@ def serve(
     disable_radix_cache: Annotated[
         bool, typer.Option("--disable-radix-cache", help="Do not use KV of earlier prompts again.")
     ] = False,
-    max_mamba_cache_size: Annotated[
-        int | None,
-        typer.Option(
-            help="States of recurrent layers: one a sequence computed at once, the others kept for "
-            "later prompts.",
-            show_default="twice --max-running-requests",
-        ),
-    ] = None,
-    mamba_ssm_dtype: Annotated[
-        str,
-        typer.Option(help="What states of recurrent layers are kept in: auto, float32, bfloat16."),
-    ] = "auto",
+    max_mamba_cache_size: options.StateCount = None,
+    mamba_ssm_dtype: options.StateDtype = "auto",
     attention_backend: Annotated[
         str, typer.Option(help="auto, torch or triton. Other servers' names: answered, then auto.")
     ] = "auto",

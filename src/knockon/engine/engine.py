@@ -313,6 +313,7 @@ class Engine:
             self._vocab_size,
             0 if self.states is None else self.states.checkpoints,
             0 if self.states is None else self.states.bytes,
+            "" if self.states is None else str(self.states.dtype).removeprefix("torch."),
         )
 
     def occupancy(self) -> Occupancy:

@@ -54,6 +54,14 @@ def detect() -> Hardware:
     return Hardware(cpu, _cores(), flags, total, available, _gpus())
 
 
+def available_memory(device: torch.device) -> int:
+    """Bytes that this process may still take there."""
+    if device.type != "cuda":
+        return _memory()[1]
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -250,9 +250,16 @@ class LLM:
         return self._pool.failure if self._pool is not None else None
 
     def model_sizes(self) -> dict[str, Any]:
-        """The target's sizes as plain data: ``hidden_size``, ``num_layers`` and so on."""
-        fields = vars(read_config(self.config.model))
-        return {name: value for name, value in fields.items() if isinstance(value, int | str)}
+        """The target's sizes as plain data: ``hidden_size``, ``num_layers`` and so on.
+
+        Those of recurrent layers, where it has such, are under ``recurrent``.
+        """
+        config = read_config(self.config.model)
+        sizes: dict[str, Any] = _plain(vars(config))
+        if config.delta is not None:
+            layers = {"num_layers": sum(config.delta.layers)}
+            sizes["recurrent"] = _plain(vars(config.delta)) | layers
+        return sizes
 
     def _call(
         self, method: str, *args: object, then: Callable[[Any], None] = lambda value: None
@@ -284,3 +291,7 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if isinstance(value, int | str)}

@@ -17,6 +17,7 @@ class Capacity:
         vocab_size: token ids that a prompt may have.
         num_checkpoints: states of recurrent layers that can be kept for later prompts.
         state_bytes: what all states of recurrent layers take on a rank.
+        state_dtype: what those are kept in; empty without such layers.
     """
 
     max_length: int
@@ -26,6 +27,7 @@ class Capacity:
     vocab_size: int
     num_checkpoints: int = 0
     state_bytes: int = 0
+    state_dtype: str = ""
 
 
 @dataclass(frozen=True)

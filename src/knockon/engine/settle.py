@@ -21,6 +21,7 @@ from knockon.engine.defaults import (
     linear_attention_obstacle,
 )
 from knockon.engine.hardware import Hardware, detect
+from knockon.engine.state_memory import refuse_too_few
 from knockon.errors import Refused
 from knockon.layers.fla_chunks import import_rule
 from knockon.models.catalog import resolve
@@ -170,10 +171,11 @@ def _pass_over(config: EngineConfig, target: ModelConfig) -> EngineConfig:
 
 
 def _check_states(config: EngineConfig, target: ModelConfig) -> None:
-    """Hold recurrent layers' heads to the ranks."""
+    """Hold recurrent layers' heads to the ranks, and their states to the requests."""
     delta = target.delta
     if delta is None:
         return
+    refuse_too_few(config.max_mamba_cache_size, sizes_of(config).max_batch_size)
     for rank in range(config.tp_size):
         HeadShard.deal(delta.num_value_heads, delta.num_key_heads, config.tp_size, rank)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from knockon.engine.config import EngineConfig
+from knockon.engine.hardware import available_memory
 from knockon.errors import Refused
 from knockon.models.qwen3_5_config import DeltaConfig
 from knockon.models.target import Target
@@ -53,18 +54,13 @@ def plan_states(
         width: the largest verify width.
 
     Raises:
-        Refused: fewer states than requests computed at once.
+        Refused: fewer states than requests computed at once, or more than memory holds.
     """
     delta = target.config.delta
     if delta is None:
         return None
     asked = config.max_mamba_cache_size
-    if asked is not None and asked < max_batch_size:
-        raise Refused(
-            "max_mamba_cache_size",
-            asked,
-            f"at least max_batch_size {max_batch_size}: every request computed has a state",
-        )
+    refuse_too_few(asked, max_batch_size)
     kept = max_batch_size if asked is None else asked - max_batch_size
     checkpoints = kept if config.prefix_cache else 0
     wide = torch.promote_types(target.dtype, torch.float32)
@@ -72,14 +68,30 @@ def plan_states(
     named = config.mamba_ssm_dtype
     dtype: torch.dtype = wide if named == "auto" else getattr(torch, named)
     one, row = _bytes(delta, dtype, wide, target.dtype, target.group)
+    states, room = max_batch_size + idle + checkpoints, available_memory(target.device)
+    if states * one > room:
+        wanted = f"at most {room // one - idle}: a state takes {one} bytes, {room} are available"
+        raise Refused("max_mamba_cache_size", states - idle, wanted)
     return StateBudget(
         requests=max_batch_size,
         idle=idle,
         checkpoints=checkpoints,
         dtype=dtype,
-        bytes=(max_batch_size + idle + checkpoints) * one,
+        bytes=states * one,
         held_bytes=max_batch_size * width * row if width > 1 else 0,
     )
+
+
+def refuse_too_few(asked: int | None, max_batch_size: int) -> None:
+    """Hold what was asked for to the requests computed at once.
+
+    Raises:
+        Refused: fewer states than those.
+    """
+    if asked is not None and asked < max_batch_size:
+        wanted = f"at least {max_batch_size}, one for each request computed at once"
+        hint = "max_batch_size (of a server, --max-running-requests) sets their number."
+        raise Refused("max_mamba_cache_size", asked, wanted, hint)
 
 
 def _bytes(
@@ -91,6 +103,8 @@ def _bytes(
     channels = 2 * keys + values
     state = values * delta.key_dim * kept.itemsize
     before = (delta.conv_width - 1) * channels * dtype.itemsize
-    row = (keys + values + most.head_count) * wide.itemsize + channels * dtype.itemsize
+    # A held block reads the convolution's inputs where the projection left them, gates beside them.
+    projected = channels + values + 2 * most.head_count
+    row = (keys + values + most.head_count) * wide.itemsize + projected * dtype.itemsize
     layers = sum(delta.layers)
     return layers * (state + before), layers * row

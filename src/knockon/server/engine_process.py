@@ -88,14 +88,17 @@ def _serve(socket: zmq.Socket[bytes], parent: int) -> int:
 
 def in_force(llm: LLM) -> dict[str, Any]:
     """The engine's settings, with what was decided where nothing was asked for."""
-    metrics, config = llm.metrics(), llm.config
+    metrics, config, capacity = llm.metrics(), llm.config, llm.capacity()
     algorithm = {None: "NONE", "mtp": "MTP"}.get(metrics.draft, "DFLASH")
     decided = config.replace(
-        max_model_len=llm.capacity().max_length,
+        max_model_len=capacity.max_length,
         verify_width=metrics.verify_width,
         speculative_algorithm=algorithm,
         speculative_num_steps=config.mtp_steps() if algorithm == "MTP" else None,
     )
+    if capacity.state_dtype:
+        states = capacity.max_batch_size + capacity.num_checkpoints
+        decided = decided.replace(max_mamba_cache_size=states, mamba_ssm_dtype=capacity.state_dtype)
     return dataclasses.asdict(decided)
 
 

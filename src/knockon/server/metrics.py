@@ -37,6 +37,9 @@ class Metrics:
         self._running = Gauge("knockon_requests_running", "Sequences being computed.", **own)
         self._waiting = Gauge("knockon_requests_waiting", "Sequences queued.", **own)
         self._pages = Gauge("knockon_kv_pages", "KV pages by what they hold.", ["state"], **own)
+        self._states = Gauge(
+            "knockon_cached_states", "States of recurrent layers kept for later prompts.", **own
+        )
         self._requests = Counter(
             "knockon_requests_finished", "Sequences by how they ended.", ["reason"], **own
         )
@@ -120,6 +123,7 @@ class Metrics:
             self._waiting.set(stats.occupancy["waiting"])
             for state in ("held", "cached"):
                 self._pages.labels(state).set(stats.occupancy[f"{state}_pages"])
+            self._states.set(stats.occupancy["cached_states"])
             self._speculation.metrics = stats.metrics
         return generate_latest(self.registry)
 

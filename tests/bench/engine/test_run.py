@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from knockon.bench.engine import assemble
+from knockon.bench.engine import assemble, run
 from knockon.bench.engine.report import EngineReport
 from knockon.bench.engine.run import Drafting, VariantBench, measure, requests_in
 from knockon.bench.engine.settings import settle
@@ -56,8 +56,18 @@ def test_a_target_with_recurrent_layers(tmp_path):
         *("--accept-length", "domino=5", "--pool-size", "64", "--json", str(file)),
     )
     assert done.exit_code == 0, done.output
-    for row in json.loads(file.read_text())["results"]:
+    found = json.loads(file.read_text())
+    for row in found["results"]:
         assert row["runs"][0]["tokens"] == 16 * row["num_prompts"]
+    for facts in found["facts"].values():
+        assert (facts["prompts_by"], facts["state_dtype"]) == ("torch", "float32")
+
+
+def test_weights_larger_than_memory_are_refused_before_they_are_made(monkeypatch):
+    monkeypatch.setattr(run, "available_memory", lambda device: 1000)
+    done = bench("--model", "tiny", "--output-len", "8")
+    assert isinstance(done.exception, Refused) and done.exception.field == "model"
+    assert "available on cpu" in str(done.exception)
 
 
 def test_the_command_writes_tables_json_and_a_plot(model, tmp_path):
@@ -195,6 +205,7 @@ def test_every_width_serves_the_same_requests_with_one_law_cut_off(model, tmp_pa
         ("concurrency", ("--concurrency", "one")),
         ("accept_length", ("--accept-length", "domino")),
         ("accept_length of domino", ("--accept-length", "domino=20")),
+        ("narrow_accept_length", ("--narrow-accept-length", "domino@8=6,domino@4=3")),
         ("verify_width", ("--verify-width", "40")),
         ("verify_width", ("--verify-width", "8,any")),
         ("alternate", ("--alternate", "8")),

@@ -41,7 +41,8 @@ def parse_narrow_accept_lengths(text: str) -> dict[str, tuple[int, float]]:
                 raise ValueError
             found[method] = (int(width), float(mean))
         except ValueError:
-            wanted = f"METHOD@WIDTH=MEAN with commas between, of {', '.join(ACCEPT_LENGTHS)}"
+            methods = ", ".join(ACCEPT_LENGTHS)
+            wanted = f"METHOD@WIDTH=MEAN, one a method, with commas between, of {methods}"
             raise Refused("narrow_accept_length", part, wanted) from None
     return found
 

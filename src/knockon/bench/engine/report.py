@@ -78,6 +78,9 @@ class VariantFacts:
         draft_head_dtype: of the LM head that proposes; ``None`` where nothing is drafted.
         graphs: CUDA graphs captured.
         capture_seconds: what that took.
+        prompts_by: what takes prompts through recurrent layers, ``"fla"`` or ``"torch"``; ``None``
+            without such layers.
+        state_dtype: what their states are kept in; ``None`` likewise.
     """
 
     memory: int | None
@@ -86,6 +89,8 @@ class VariantFacts:
     draft_head_dtype: str | None
     graphs: int
     capture_seconds: float
+    prompts_by: str | None
+    state_dtype: str | None
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,14 @@ from knockon.bench.engine.weights import random_drafter, random_target
 from knockon.bench.environment import environment
 from knockon.engine.build_runner import this_device
 from knockon.engine.engine import Engine
+from knockon.engine.hardware import available_memory
 from knockon.engine.pipelined import PipelinedRunner
 from knockon.engine.speculate import Accept, accept_drawn
+from knockon.errors import Refused
+from knockon.layers.fla_chunks import FlaChunks
 from knockon.models.decoder import Decoder
-from knockon.models.target import POSITION_SLACK
+from knockon.models.gated_delta_net import GatedDeltaNet
+from knockon.models.target import LAYERS, POSITION_SLACK
 from knockon.parallel import SingleRank
 
 _WARM_UP_TOKENS = 64
@@ -56,6 +60,7 @@ def measure(
         so_far: given the report of what is measured, after every variant.
     """
     device = this_device(settings.device, SingleRank())
+    check_room(settings, device)
     doing(f"{settings.shape.name}: random weights")
     positions = settings.max_length + POSITION_SLACK
     shape = settings.shape
@@ -90,6 +95,32 @@ def measure(
                 drafting.drafter.bind_kv(0)
             gc.collect()
     return report()
+
+
+def check_room(settings: EngineSettings, device: torch.device) -> None:
+    """Hold the target's weights to the memory there is, before they are made.
+
+    Raises:
+        Refused: they are larger.
+    """
+    nowhere, shape = torch.device("meta"), settings.shape.target
+    layer = LAYERS[shape.architecture]
+    target = Decoder(shape, layer, settings.torch_dtype, SingleRank(), 1, nowhere)
+    needed = sum(weight.nbytes for weight in target.parameters())
+    room = available_memory(device)
+    if needed > room:
+        wanted = f"weights of at most {room / 2**30:.1f} GiB, which are available on {device.type}"
+        hint = f"In {settings.dtype} these take {needed / 2**30:.1f}."
+        raise Refused("model", settings.shape.name, wanted, hint)
+
+
+def recurrence_of(engine: Engine, target: Decoder) -> tuple[str | None, str | None]:
+    """What takes prompts through recurrent layers, and what their states are kept in."""
+    if engine.states is None:
+        return None, None
+    layers = [m for m in target.modules() if isinstance(m, GatedDeltaNet)]
+    by_kernels = any(isinstance(layer.chunks, FlaChunks) for layer in layers)
+    return "fla" if by_kernels else "torch", engine.capacity().state_dtype
 
 
 def progress_line(found: Measurement) -> str:
@@ -142,6 +173,7 @@ class VariantBench:
     ) -> None:
         self.settings = settings
         self.variant = variant
+        self.target = target
         self._doing = doing
         self._ended = ended
         self._prompts = torch.Generator().manual_seed(settings.seed)
@@ -203,6 +235,7 @@ class VariantBench:
             counted.draft_head_dtype,
             0 if graphs is None else graphs.count,
             0.0 if graphs is None else graphs.seconds,
+            *recurrence_of(self.engine, self.target),
         )
 
     def _serve(self, concurrency: int, count: int, output_len: int) -> LoadResult:

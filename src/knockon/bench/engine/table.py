@@ -32,6 +32,9 @@ def print_tables(report: EngineReport, console: Console) -> None:
             told.append(f"{facts.rollout} rollout{why}")
         if facts.graphs:
             told.append(f"{facts.graphs} graphs captured in {facts.capture_seconds:.1f} s")
+        if facts.prompts_by is not None:
+            told.append(f"prompts of recurrent layers by {facts.prompts_by}")
+            told.append(f"states in {facts.state_dtype}")
         if told:
             console.print(f"{label}: {', '.join(told)}.")
 
