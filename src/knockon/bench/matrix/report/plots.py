@@ -157,7 +157,7 @@ def _draw_bars(
         panel.bar(at, bar.height, width=share * 0.9, color=colour, **edge)
         if bar.high > bar.low:
             panel.vlines(at, bar.low, bar.high, color=_GREY, linewidth=1, zorder=4)
-        tall = {"rotation": 90} if count > 4 else {}
+        tall = {"rotation": 90} if count > 4 or count * len(bars) > 16 else {}
         where = {"xytext": (0, 2), "textcoords": "offset points"}
         panel.annotate(
             bar.label, (at, bar.high), ha="center", va="bottom", fontsize=7, **tall, **where
