@@ -68,3 +68,15 @@ def test_seeded_draws_and_preemption_on_ranks(tiny: TinyShelf, ranks: int) -> No
     got = run(tiny, "domino", params, tp_size=ranks, verify_width=8, **tight)
     assert sum(output.metrics.preemptions for output in got) > 0
     assert [output.token_ids for output in cpu] == [output.token_ids for output in got]
+
+
+@pytest.mark.parametrize("ranks", [on(2)])
+@pytest.mark.parametrize("draft", ["dflash", "domino"])
+def test_recurrent_layers_on_ranks(tiny: TinyShelf, draft: str, ranks: int) -> None:
+    """Accept lengths that one rank decides are what every rank's states are moved on by."""
+    target = TinyTarget("qwen3_5")
+    model, drafter = tiny.target(target), tiny.drafter(draft, target)
+    params = [replace(GREEDY, max_tokens=20 + 3 * i) for i in range(len(PROMPTS))]
+    cpu = generate(model, drafter, PROMPTS, params, device="cpu", verify_width=8)
+    got = generate(model, drafter, PROMPTS, params, tp_size=ranks, verify_width=8, **CUDA)
+    check_same(cpu, got)

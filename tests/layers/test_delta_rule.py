@@ -201,3 +201,10 @@ def test_elementwise_functions_are_alike_for_a_row_and_a_block() -> None:
         torch.testing.assert_close(block, function(x))
         rows = [by_whole_vectors(function, row) for row in x.split(1)]
         assert torch.equal(torch.cat(rows), block)
+
+
+def test_a_replay_of_no_requests_is_none() -> None:
+    k, corrections = torch.randn(0, 4, 2, 8), torch.randn(0, 4, 4, 6)
+    lengths = torch.zeros(0, dtype=torch.int64)
+    found = replay(torch.randn(0, 4, 8, 6), k, corrections, torch.randn(0, 4, 4), lengths, k.dtype)
+    assert found.shape == (0, 4, 8, 6)

@@ -169,7 +169,8 @@ def agree(accepted: Accepted, group: Group) -> Accepted:
         return accepted
     packed = torch.cat([accepted.tokens, accepted.lengths.unsqueeze(1)], dim=1)
     group.broadcast(packed)
-    tokens, lengths = packed[:, :-1], packed[:, -1]
+    # Every recurrent layer's kernel reads the lengths: laid out once for all of them.
+    tokens, lengths = packed[:, :-1], packed[:, -1].contiguous()
     return Accepted(tokens, lengths, tokens.gather(1, lengths.unsqueeze(1) - 1).squeeze(1))
 
 

@@ -123,7 +123,7 @@ def replay(
     corrections = corrections.masked_fill(~live[..., None, None], 0)
     k = _per_value_head(k, corrections)
     if lengths.device.type == "cpu":  # rows that nobody keeps change nothing
-        rows = int(lengths.max())
+        rows = int(lengths.max()) if len(lengths) else 0
     for t in range(rows):
         state.mul_(decay[:, t, :, None, None])
         _write(state, k[:, t], corrections[:, t])

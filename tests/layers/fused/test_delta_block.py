@@ -62,6 +62,22 @@ def check(sizes: tuple[int, ...], kept: torch.dtype, device: torch.device) -> No
         alone = stepped
 
 
+def test_lengths_and_slots_may_be_columns_of_something_wider(kernel_device: torch.device) -> None:
+    """As accept lengths are where several ranks took one rank's word for them."""
+    inputs, states, slots = make(SIZES[2], torch.float32, kernel_device)
+    lengths = torch.arange(1, len(slots) + 1, device=kernel_device)
+    wide = torch.full((len(slots), 6), 99, device=kernel_device)
+    wide[:, 2], wide[:, 5] = slots, lengths
+    found = []
+    for whose, stand in ((slots, lengths), (wide[:, 2], wide[:, 5])):
+        out, corrections = delta_block_kernel(inputs, states, whose, write=False)
+        moved = states.clone()
+        replay_block_kernel(moved, whose, inputs.k, corrections, inputs.log_decay, stand)
+        found.append((out, moved))
+    for plain, strided in zip(*found, strict=True):
+        assert torch.equal(plain, strided)
+
+
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_kernels_equal_twins_and_rows_are_alike_in_any_block(
