@@ -48,6 +48,7 @@ fi
 
 concurrency=${CONCURRENCY:-1,8,32} counts=
 for many in ${concurrency//,/ }; do
+    [[ $many =~ ^[1-9][0-9]*$ ]] || continue # the command says what is wrong with it
     counts+=,$many=$((many > 1 ? 4 * many : 8))
 done
 counts=${NUM_PROMPTS:-${counts#,}}
@@ -72,7 +73,7 @@ measure() { # I: the I-th share, in place of the shell that calls it
     exec timeout --foreground --signal=TERM "${SECONDS_LEFT:-0}" "${pinned[@]}" "$python" -m knockon \
         bench matrix "${MODEL:-smollm2-135m}" --out "$results" --workloads "$workloads" \
         --concurrency "$concurrency" --repeats "${REPEATS:-3}" \
-        --num-prompts "$counts" --output-len "${OUTPUT_LEN:-512}" \
+        ${counts:+--num-prompts "$counts"} --output-len "${OUTPUT_LEN:-512}" \
         --servers-ahead "${SERVERS_AHEAD:-8}" --share "$1/$gpus" "${own[@]}" -- "${serve[@]}"
 }
 

@@ -124,11 +124,11 @@ def plot(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def print_replay(path: Path) -> None:
+def print_replay(path: Path, lag: int) -> None:
     steps = read_trace(path)
     widest = max(step.width for step in steps)
     widths = tuple(sorted({*(w for w in AUTO_WIDTHS if w < widest), widest}))
-    chosen = replay(steps, AdaptiveWidth(widths))
+    chosen = replay(steps, AdaptiveWidth(widths), lag)
     same = sum(step.width == width for step, width in zip(steps, chosen, strict=True))
     for number, (step, width) in enumerate(zip(steps, chosen, strict=True)):
         print(f"{number:>6} batch {step.batch:>4} ran {step.width:>3} auto {width:>3}")
@@ -140,10 +140,11 @@ def main() -> None:
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument("--out", type=Path, help="JSON file to write")
     asked.add_argument("--replay", type=Path, help="JSON lines of a trace")
+    parser.add_argument("--lag", type=int, default=0, help="of a trace: steps that were in flight")
     parser.add_argument("--plot", type=Path, help="picture to write: .png, .svg or .pdf")
     args = parser.parse_args()
     if args.replay is not None:
-        print_replay(args.replay)
+        print_replay(args.replay, args.lag)
         return
     if args.plot is not None:
         check_plot(args.plot)

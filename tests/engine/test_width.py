@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -141,6 +141,55 @@ def test_a_near_rival_is_timed_again_before_it_is_given_up(wrong: int) -> None:
     assert run[120:].count(8) > 100
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("wrong", [4, 8])
+def test_every_width_gets_its_turn_with_steps_in_flight_too(wrong: int, lag: int) -> None:
+    """A step in flight was chosen before the probe ahead of it was told: the same probe again."""
+    table, rates = TABLES["h200"], {4: 0.6, 8: 0.8}[wrong]
+    seeded = {(32, w): table.seconds(32, w) * (2 if w == wrong else 1) for w in AUTO_WIDTHS}
+    run, untold = in_flight(AdaptiveWidth(AUTO_WIDTHS, BUCKETS, seeded), table, rates, 4000, lag)
+    assert set(run) == set(AUTO_WIDTHS)
+    promised = {w: expected_tokens((rates,) * 15)[w - 1] / table.seconds(32, w) for w in run}
+    assert Counter(run[3000:]).most_common(1)[0][0] == max(promised, key=promised.__getitem__)
+    assert len(untold) == lag
+
+
+def test_small_batches_take_nothing_off_what_large_ones_may_spend_on_probes() -> None:
+    table, policy_times = TABLES["a100"], seeds(TABLES["a100"])
+    wrong = {(b, w): s * (2 if b == 32 and w >= 8 else 1) for (b, w), s in policy_times.items()}
+    policy = AdaptiveWidth(AUTO_WIDTHS, BUCKETS, wrong)
+    run, _ = in_flight(policy, table, 0.95, 3000, 0, lambda i: 1 if i % 20 == 0 else 32)
+    assert Counter(run[2000:]).most_common(1)[0][0] >= 12
+
+
+def in_flight(
+    policy: AdaptiveWidth,
+    table: StepTable,
+    rate: float,
+    steps: int,
+    lag: int,
+    batch_of: Callable[[int], int] = lambda step: 32,
+) -> tuple[list[int], list[tuple[int, int, list[int]]]]:
+    """Widths chosen, told of each step ``lag`` steps late; and what was not told."""
+    rng, run = random.Random(0), []
+    untold: list[tuple[int, int, list[int]]] = []
+    for step in range(steps):
+        batch = batch_of(step)
+        width = policy.choose(batch, batch)
+        run.append(width)
+        lengths = []
+        for _ in range(batch):
+            length = 1
+            while length < width and rng.random() < rate:
+                length += 1
+            lengths.append(length)
+        untold.append((batch, width, lengths))
+        if len(untold) > lag:
+            told = untold.pop(0)
+            policy.record(*told, table.seconds(*told[:2]))
+    return run, untold
+
+
 def draw_length(law: SyntheticAccept, width: int, rng: random.Random) -> int:
     length = 1
     while length < width and rng.random() < (law.rate if length < 8 else law.rate_beyond):
@@ -240,6 +289,23 @@ def test_a_trace_replays_to_the_same_widths(trace: list[WidthStep], tmp_path: Pa
     widths = [step.width for step in steps]
     assert len(set(widths)) > 2
     assert replay(steps, AdaptiveWidth(AUTO_WIDTHS)) == widths
+
+
+def test_a_trace_of_steps_in_flight_replays_to_its_widths_told_as_late() -> None:
+    table, policy = TABLES["h200"], AdaptiveWidth(AUTO_WIDTHS, BUCKETS)
+    kind, steps, untold = CLASSES["falling"][0], [], []
+    for step in range(600):
+        batch = 8 if step % 5 else 3
+        width = policy.choose(batch, batch)
+        lengths = [kind.accept_length(width, ((step + i) * 0.618034) % 1) for i in range(batch)]
+        steps.append(WidthStep(batch, width, lengths, table.seconds(batch, width)))
+        untold.append(steps[-1])
+        if len(untold) > 1:
+            told = untold.pop(0)
+            policy.record(told.batch, told.width, told.accept_lengths, told.seconds)
+    widths = [step.width for step in steps]
+    assert replay(steps, AdaptiveWidth(AUTO_WIDTHS, BUCKETS), lag=1) == widths
+    assert replay(steps, AdaptiveWidth(AUTO_WIDTHS, BUCKETS)) != widths
 
 
 def test_choices_made_before_the_last_steps_are_told_are_as_good(trace: list[WidthStep]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,12 +45,20 @@ class TracedWidth:
         self.policy.record(batch, width, accept_lengths, seconds)
 
 
-def replay(steps: Iterable[WidthStep], policy: WidthPolicy) -> list[int]:
-    """What a fresh policy would have chosen before each step, told of the steps as they ran."""
+def replay(steps: Iterable[WidthStep], policy: WidthPolicy, lag: int = 0) -> list[int]:
+    """What a fresh policy would have chosen before each step, told of the steps as they ran.
+
+    Args:
+        lag: steps that were in flight when one was chosen: it was told of none of them.
+    """
     chosen = []
+    untold: deque[WidthStep] = deque()
     for step in steps:
         chosen.append(policy.choose(step.batch, len(step.accept_lengths)))
-        policy.record(step.batch, step.width, step.accept_lengths, step.seconds)
+        untold.append(step)
+        if len(untold) > lag:
+            told = untold.popleft()
+            policy.record(told.batch, told.width, told.accept_lengths, told.seconds)
     return chosen
 
 

@@ -10,8 +10,8 @@ GAIN = 0.2
 # Host work and reading the context cost all widths alike: of a change seen at one width, this
 # much is taken to have happened to the others of its bucket too.
 SHARED_DRIFT = 0.5
-# Of a time that is so many steps old, one step that took less is believed by this much at once:
-# what disturbs a step makes it slower.
+# A width that was run once or less in so many steps is believed by this much, and what it shows
+# is no drift: its time was wrong, or grew old.
 STALE_STEPS, STALE_GAIN = 16, 0.5
 # Steps of a pair before its time is trusted: the first may pay for warming up. A seed is trusted.
 TRUSTED_SAMPLES = 2
@@ -20,12 +20,12 @@ DEFAULT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass
 class _Timing:
-    """A running time, the raw sample before the next, and which update was the last."""
+    """A running time, the raw sample before the next, and which updates were the last two."""
 
     seconds: float
     previous: float
     samples: int
-    updated: int = 0
+    last: tuple[int, int] = (0, 0)
 
 
 class StepTimes:
@@ -67,17 +67,18 @@ class StepTimes:
         bucket = self.bucket(batch)
         timing = self._timings.get((bucket, width))
         if timing is None:
-            self._timings[bucket, width] = _Timing(seconds, seconds, 1, self._updates)
+            self._timings[bucket, width] = _Timing(
+                seconds, seconds, 1, (self._updates, self._updates)
+            )
             return
         if timing.samples < TRUSTED_SAMPLES:
             moved = min(seconds, timing.seconds) - timing.seconds
-        elif seconds < timing.seconds and self._updates - timing.updated >= STALE_STEPS:
-            moved = STALE_GAIN * (seconds - timing.seconds)
         else:
             # The median of three: one slow step alone moves nothing.
             middle = sorted((timing.seconds, timing.previous, seconds))[1]
-            moved = GAIN * (middle - timing.seconds)
-            for other in self.widths:
+            stale = self._updates - timing.last[0] >= STALE_STEPS
+            moved = (STALE_GAIN if stale else GAIN) * (middle - timing.seconds)
+            for other in self.widths if not stale else ():
                 if other != width and (bucket, other) in self._timings:
                     shared = self._timings[bucket, other]
                     # Never by more than its own share: a time stays positive.
@@ -86,7 +87,7 @@ class StepTimes:
         timing.seconds += moved
         timing.previous = seconds
         timing.samples += 1
-        timing.updated = self._updates
+        timing.last = (timing.last[1], self._updates)
 
     def seconds(self, batch: int, width: int) -> float | None:
         """A step's time; inferred where not trusted yet, ``None`` while nothing at all is known.

@@ -1,7 +1,7 @@
 """How many positions the target verifies in the next step: fixed, or chosen from what was measured.
 
 The choice is arithmetic on counts and recorded times. It reads no clock and draws nothing at
-random, so that a recorded trace replays to the same widths.
+random, so that a recorded trace replays to the same widths, told of its steps as late as then.
 """
 
 from __future__ import annotations
@@ -172,8 +172,9 @@ class AdaptiveWidth:
         self._best: dict[int, int] = {}
         self._step = 0
         self._last_run: dict[tuple[int, int], int] = {}
+        self._ran: dict[int, int] = {}
         self._probes: dict[int, int] = {}
-        self._budget = 0.0
+        self._budgets: dict[int, float] = {}
         self._rated: dict[tuple[int, int], list[WidthRate]] = {}
 
     def choose(self, batch: int, speculating: int) -> int:
@@ -182,7 +183,8 @@ class AdaptiveWidth:
             return untimed
         bucket = self.times.bucket(batch)
         rates = self._rate(batch, speculating)
-        return choose_width(rates, self._best.get(bucket), self._due(bucket, rates), self._budget)
+        due, budget = self._due(bucket, rates), self._budgets.get(bucket, 0.0)
+        return choose_width(rates, self._best.get(bucket), due, budget)
 
     def record(self, batch: int, width: int, accept_lengths: Sequence[int], seconds: float) -> None:
         bucket = self.times.bucket(batch)
@@ -193,6 +195,7 @@ class AdaptiveWidth:
             self._pay(bucket, width, best, rates)
         self._step += 1
         self._last_run[bucket, width] = self._step
+        self._ran[bucket] = width
         self.acceptance.update(width, accept_lengths)
         self.times.update(batch, width, seconds)
         self._rated.clear()
@@ -237,12 +240,14 @@ class AdaptiveWidth:
         return rival.width if near and not fresh else None
 
     def _pay(self, bucket: int, width: int, best: WidthRate, rates: Sequence[WidthRate]) -> None:
-        """Add a step's share to the budget, or take off it what a probe may have lost."""
+        """Add a step's share to its bucket's budget, or take off it what a probe may have lost."""
+        budget = self._budgets.get(bucket, 0.0)
         if width == best.width:
-            self._budget += PROBE_BUDGET * best.seconds
+            budget += PROBE_BUDGET * best.seconds
         else:
-            if width != self._rival(bucket, rates):  # which takes nobody's turn
+            # A rival takes nobody's turn, and steps in flight, chosen before a probe is told, one.
+            if width not in (self._rival(bucket, rates), self._ran.get(bucket)):
                 self._probes[bucket] = self._probes.get(bucket, 0) + 1
-            self._budget -= sum(probe_loss(rate, best) for rate in rates if rate.width == width)
+            budget -= sum(probe_loss(rate, best) for rate in rates if rate.width == width)
         reserve = PROBE_RESERVE_STEPS * max(rate.seconds for rate in rates)
-        self._budget = min(max(self._budget, -reserve), reserve)
+        self._budgets[bucket] = min(max(budget, -reserve), reserve)
