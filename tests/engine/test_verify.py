@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from knockon.engine.speculate import agree
 from knockon.engine.verify import accept
 
 
@@ -34,3 +37,24 @@ def test_later_agreement_does_not_count_and_negative_proposals_are_refused() -> 
 def test_width_one_is_the_drawn_token() -> None:
     result = accept(torch.empty(2, 0, dtype=torch.int64), torch.tensor([[7], [8]]))
     assert result.tokens.tolist() == [[7], [8]] and result.lengths.tolist() == [1, 1]
+
+
+class Together:
+    """Two ranks that have decided alike."""
+
+    size = 2
+
+    def broadcast(self, values: torch.Tensor) -> None:
+        self.sent = values.clone()
+
+
+def test_what_ranks_agree_on_is_what_was_accepted_with_lengths_side_by_side() -> None:
+    """Kernels read lengths one behind the other."""
+    drawn = torch.tensor([[1, 2, 3, 4]] * 2)
+    accepted = accept(torch.tensor([[1, 2, 9], [9, 9, 9]]), drawn)
+    group: Any = Together()
+    found = agree(accepted, group)
+    assert group.sent.shape == (2, 5)
+    for ours, theirs in zip(found, accepted, strict=True):
+        assert torch.equal(ours, theirs)
+    assert found.lengths.stride() == (1,)
