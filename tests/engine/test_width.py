@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -124,32 +124,30 @@ def test_follows_a_change_of_step_times() -> None:
     assert expected_throughput(run, table, CLASSES["high"]) >= 0.97 * best
 
 
+@pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("wrong", [8, 12])
-def test_a_near_rival_is_timed_again_before_it_is_given_up(wrong: int) -> None:
+def test_a_near_rival_is_timed_again_before_it_is_given_up(wrong: int, lag: int) -> None:
     """Of 8 and 12, 8 is the better by 5 %; seeds have it the other way round."""
     law = SyntheticAccept(9.163, 16, (8, 6.335))
     real = {1: 0.0175, 4: 0.0260, 8: 0.0350, 12: 0.0470, 16: 0.0590}
     seeded = {(32, w): s * (1.08 if w == wrong == 8 else 1) for w, s in real.items()}
     seeded[32, 12] /= 1.08 if wrong == 12 else 1
-    policy = AdaptiveWidth(AUTO_WIDTHS, (32,), seeded)
-    rng = random.Random(0)
-    run = []
-    for _ in range(240):
-        run.append(policy.choose(32, 32))
-        lengths = [draw_length(law, run[-1], rng) for _ in range(32)]
-        policy.record(32, run[-1], lengths, real[run[-1]])
-    assert run[120:].count(8) > 100
+    table = StepTable("8 before 12", {(b, w): s for w, s in real.items() for b in (1, 32)})
+    kind = RequestClass("of two rates", (law.rate,) * 7 + (law.rate_beyond,) * 8)
+    steps, _ = in_flight(AdaptiveWidth(AUTO_WIDTHS, (32,), seeded), table, kind, 240, lag)
+    assert [step.width for step in steps[120:]].count(8) > 100
 
 
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("wrong", [4, 8])
 def test_every_width_gets_its_turn_with_steps_in_flight_too(wrong: int, lag: int) -> None:
     """A step in flight was chosen before the probe ahead of it was told: the same probe again."""
-    table, rates = TABLES["h200"], {4: 0.6, 8: 0.8}[wrong]
+    table, kind = TABLES["h200"], RequestClass("", ({4: 0.6, 8: 0.8}[wrong],) * 15)
     seeded = {(32, w): table.seconds(32, w) * (2 if w == wrong else 1) for w in AUTO_WIDTHS}
-    run, untold = in_flight(AdaptiveWidth(AUTO_WIDTHS, BUCKETS, seeded), table, rates, 4000, lag)
+    steps, untold = in_flight(AdaptiveWidth(AUTO_WIDTHS, BUCKETS, seeded), table, kind, 4000, lag)
+    run = [step.width for step in steps]
     assert set(run) == set(AUTO_WIDTHS)
-    promised = {w: expected_tokens((rates,) * 15)[w - 1] / table.seconds(32, w) for w in run}
+    promised = {w: expected_tokens(kind.rates)[w - 1] / table.seconds(32, w) for w in run}
     assert Counter(run[3000:]).most_common(1)[0][0] == max(promised, key=promised.__getitem__)
     assert len(untold) == lag
 
@@ -158,43 +156,33 @@ def test_small_batches_take_nothing_off_what_large_ones_may_spend_on_probes() ->
     table, policy_times = TABLES["a100"], seeds(TABLES["a100"])
     wrong = {(b, w): s * (2 if b == 32 and w >= 8 else 1) for (b, w), s in policy_times.items()}
     policy = AdaptiveWidth(AUTO_WIDTHS, BUCKETS, wrong)
-    run, _ = in_flight(policy, table, 0.95, 3000, 0, lambda i: 1 if i % 20 == 0 else 32)
-    assert Counter(run[2000:]).most_common(1)[0][0] >= 12
+    kind = RequestClass("", (0.95,) * 15)
+    steps, _ = in_flight(policy, table, kind, 3000, 0, lambda i: 1 if i % 20 == 0 else 32)
+    assert Counter(step.width for step in steps[2000:]).most_common(1)[0][0] >= 12
 
 
 def in_flight(
     policy: AdaptiveWidth,
     table: StepTable,
-    rate: float,
+    kind: RequestClass,
     steps: int,
     lag: int,
     batch_of: Callable[[int], int] = lambda step: 32,
-) -> tuple[list[int], list[tuple[int, int, list[int]]]]:
-    """Widths chosen, told of each step ``lag`` steps late; and what was not told."""
-    rng, run = random.Random(0), []
-    untold: list[tuple[int, int, list[int]]] = []
+) -> tuple[list[WidthStep], deque[WidthStep]]:
+    """Steps as chosen, of each of which the policy is told ``lag`` late; and those it was not."""
+    rng = random.Random(0)
+    run: list[WidthStep] = []
+    untold: deque[WidthStep] = deque()
     for step in range(steps):
         batch = batch_of(step)
         width = policy.choose(batch, batch)
-        run.append(width)
-        lengths = []
-        for _ in range(batch):
-            length = 1
-            while length < width and rng.random() < rate:
-                length += 1
-            lengths.append(length)
-        untold.append((batch, width, lengths))
+        lengths = [kind.accept_length(width, rng.random()) for _ in range(batch)]
+        run.append(WidthStep(batch, width, lengths, table.seconds(batch, width)))
+        untold.append(run[-1])
         if len(untold) > lag:
-            told = untold.pop(0)
-            policy.record(*told, table.seconds(*told[:2]))
+            told = untold.popleft()
+            policy.record(told.batch, told.width, told.accept_lengths, told.seconds)
     return run, untold
-
-
-def draw_length(law: SyntheticAccept, width: int, rng: random.Random) -> int:
-    length = 1
-    while length < width and rng.random() < (law.rate if length < 8 else law.rate_beyond):
-        length += 1
-    return length
 
 
 @pytest.mark.parametrize("kind", ["falling", "low"])
@@ -292,17 +280,8 @@ def test_a_trace_replays_to_the_same_widths(trace: list[WidthStep], tmp_path: Pa
 
 
 def test_a_trace_of_steps_in_flight_replays_to_its_widths_told_as_late() -> None:
-    table, policy = TABLES["h200"], AdaptiveWidth(AUTO_WIDTHS, BUCKETS)
-    kind, steps, untold = CLASSES["falling"][0], [], []
-    for step in range(600):
-        batch = 8 if step % 5 else 3
-        width = policy.choose(batch, batch)
-        lengths = [kind.accept_length(width, ((step + i) * 0.618034) % 1) for i in range(batch)]
-        steps.append(WidthStep(batch, width, lengths, table.seconds(batch, width)))
-        untold.append(steps[-1])
-        if len(untold) > 1:
-            told = untold.pop(0)
-            policy.record(told.batch, told.width, told.accept_lengths, told.seconds)
+    policy, kind = AdaptiveWidth(AUTO_WIDTHS, BUCKETS), CLASSES["falling"][0]
+    steps, _ = in_flight(policy, TABLES["h200"], kind, 600, 1, lambda i: 8 if i % 5 else 3)
     widths = [step.width for step in steps]
     assert replay(steps, AdaptiveWidth(AUTO_WIDTHS, BUCKETS), lag=1) == widths
     assert replay(steps, AdaptiveWidth(AUTO_WIDTHS, BUCKETS)) != widths

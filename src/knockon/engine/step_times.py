@@ -36,6 +36,9 @@ class StepTimes:
         buckets: batch sizes, ascending; a batch counts towards the smallest that holds it, and one
             above them all towards the last.
         seeds: seconds measured at start by ``(bucket, width)``, if any.
+
+    Attributes:
+        updates: steps taken in so far.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class StepTimes:
     ) -> None:
         self.widths = tuple(widths)
         self.buckets = tuple(buckets)
-        self._updates = 0
+        self.updates = 0
         self._timings = {
             pair: _Timing(seconds, seconds, TRUSTED_SAMPLES)
             for pair, seconds in (seeds or {}).items()
@@ -63,12 +66,12 @@ class StepTimes:
 
     def update(self, batch: int, width: int, seconds: float) -> None:
         """Take in one measured step."""
-        self._updates += 1
+        self.updates += 1
         bucket = self.bucket(batch)
         timing = self._timings.get((bucket, width))
         if timing is None:
             self._timings[bucket, width] = _Timing(
-                seconds, seconds, 1, (self._updates, self._updates)
+                seconds, seconds, 1, (self.updates, self.updates)
             )
             return
         if timing.samples < TRUSTED_SAMPLES:
@@ -76,7 +79,7 @@ class StepTimes:
         else:
             # The median of three: one slow step alone moves nothing.
             middle = sorted((timing.seconds, timing.previous, seconds))[1]
-            stale = self._updates - timing.last[0] >= STALE_STEPS
+            stale = self.updates - timing.last[0] >= STALE_STEPS
             moved = (STALE_GAIN if stale else GAIN) * (middle - timing.seconds)
             for other in self.widths if not stale else ():
                 if other != width and (bucket, other) in self._timings:
@@ -87,7 +90,12 @@ class StepTimes:
         timing.seconds += moved
         timing.previous = seconds
         timing.samples += 1
-        timing.last = (timing.last[1], self._updates)
+        timing.last = (timing.last[1], self.updates)
+
+    def last_update(self, batch: int, width: int) -> int:
+        """Which of the updates was the last of the batch's bucket and that width; 0 for none."""
+        timing = self._timings.get((self.bucket(batch), width))
+        return 0 if timing is None else timing.last[1]
 
     def seconds(self, batch: int, width: int) -> float | None:
         """A step's time; inferred where not trusted yet, ``None`` while nothing at all is known.

@@ -170,8 +170,6 @@ class AdaptiveWidth:
         self.acceptance = AcceptanceByPosition(self.widths[-1])
         self.times = StepTimes(widths, buckets, seeds)
         self._best: dict[int, int] = {}
-        self._step = 0
-        self._last_run: dict[tuple[int, int], int] = {}
         self._ran: dict[int, int] = {}
         self._probes: dict[int, int] = {}
         self._budgets: dict[int, float] = {}
@@ -193,8 +191,6 @@ class AdaptiveWidth:
             best = best_rate(rates, self._best.get(bucket))
             self._best[bucket] = best.width
             self._pay(bucket, width, best, rates)
-        self._step += 1
-        self._last_run[bucket, width] = self._step
         self._ran[bucket] = width
         self.acceptance.update(width, accept_lengths)
         self.times.update(batch, width, seconds)
@@ -225,7 +221,7 @@ class AdaptiveWidth:
             return rival
         if self._probes.get(bucket, 0) % 2 == 0 and others[-1] == self.widths[-1]:
             return others[-1]
-        return min(others, key=lambda width: (self._last_run.get((bucket, width), 0), -width))
+        return min(others, key=lambda width: (self.times.last_update(bucket, width), -width))
 
     def _rival(self, bucket: int, rates: Sequence[WidthRate]) -> int | None:
         """The width that comes nearest to the best, where it does and was not run of late."""
@@ -235,8 +231,8 @@ class AdaptiveWidth:
             return None
         rival = max(others, key=lambda rate: rate.throughput)
         near = rival.throughput >= (1 - RIVAL_MARGIN) * best[0].throughput
-        last = self._last_run.get((bucket, rival.width))
-        fresh = last is not None and self._step - last < RIVAL_STEPS
+        last = self.times.last_update(bucket, rival.width)
+        fresh = last > 0 and self.times.updates - last < RIVAL_STEPS
         return rival.width if near and not fresh else None
 
     def _pay(self, bucket: int, width: int, best: WidthRate, rates: Sequence[WidthRate]) -> None:

@@ -16,7 +16,7 @@ from knockon.bench.engine.settings import PROFILED_STEPS, EngineSettings
 from knockon.bench.engine.synthetic import choose_seeds
 from knockon.bench.engine.trace import Profile, trace
 from knockon.bench.engine.variant import TARGET, Variant
-from knockon.bench.engine.weights import random_drafter, random_target
+from knockon.bench.engine.weights import random_drafter, random_target, target_bytes
 from knockon.bench.environment import environment
 from knockon.engine.build_runner import this_device
 from knockon.engine.engine import Engine
@@ -27,7 +27,7 @@ from knockon.errors import Refused
 from knockon.layers.fla_chunks import FlaChunks
 from knockon.models.decoder import Decoder
 from knockon.models.gated_delta_net import GatedDeltaNet
-from knockon.models.target import LAYERS, POSITION_SLACK
+from knockon.models.target import POSITION_SLACK
 from knockon.parallel import SingleRank
 
 _WARM_UP_TOKENS = 64
@@ -103,10 +103,7 @@ def check_room(settings: EngineSettings, device: torch.device) -> None:
     Raises:
         Refused: they are larger.
     """
-    nowhere, shape = torch.device("meta"), settings.shape.target
-    layer = LAYERS[shape.architecture]
-    target = Decoder(shape, layer, settings.torch_dtype, SingleRank(), 1, nowhere)
-    needed = sum(weight.nbytes for weight in target.parameters())
+    needed = target_bytes(settings.shape.target, settings.torch_dtype)
     room = available_memory(device)
     if needed > room:
         wanted = f"weights of at most {room / 2**30:.1f} GiB, which are available on {device.type}"

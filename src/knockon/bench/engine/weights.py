@@ -29,11 +29,24 @@ def random_target(
     Args:
         max_positions: rows of the rotary tables.
     """
-    layer = LAYERS[config.architecture]
-    target = Decoder(config, layer, dtype, SingleRank(), max_positions, device)
+    target = bare_target(config, dtype, device, max_positions)
     fill(target, torch.Generator(device).manual_seed(seed))
     target.pack()
     return target
+
+
+def target_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """What the weights of a target of that shape take."""
+    target = bare_target(config, dtype, torch.device("meta"), 1)
+    return sum(weight.nbytes for weight in target.parameters())
+
+
+def bare_target(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, max_positions: int
+) -> Decoder:
+    """A target whose weights hold nothing yet."""
+    layer = LAYERS[config.architecture]
+    return Decoder(config, layer, dtype, SingleRank(), max_positions, device)
 
 
 def random_drafter(
