@@ -12,21 +12,14 @@ at 4.1 TB/s.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from knockon.bench.environment import environment
-from knockon.bench.needs_gpu import needed_gpu
-from knockon.bench.replay import replay_us
-from knockon.bench.whole_file import write_whole
+from knockon.bench.kernel_times import error_of, report_kernels, time_of
 from knockon.layers.delta_rule import DeltaInputs, delta_steps, replay
 from knockon.layers.fused.delta_block import (
     REPLAYED,
@@ -43,7 +36,6 @@ ROWS = (1, 8, 16)
 ACCEPTED = 9
 BLOCKS = [Slice(8, 1), Slice(16, 1), Slice(32, 1), Slice(16, 2), Slice(32, 2), Slice(32, 4)]
 REPLAYS = [*BLOCKS[1:], Slice(64, 2), Slice(64, 4), Slice(128, 4), Slice(128, 8)]
-BYTES_PER_US = 4.1e6
 CLOSE = 1e-4
 
 
@@ -64,25 +56,16 @@ def make_inputs(requests: int, rows: int, device: torch.device) -> DeltaInputs:
     )
 
 
-def error_of(found: Tensor, wanted: Tensor, what: str) -> float:
-    """Largest difference to the twin's over its largest number."""
-    error = ((found - wanted).abs().max() / wanted.abs().max()).item()
-    if not error < CLOSE:
-        raise SystemExit(f"{what}: differs from the twin's by {error:.1e} of the largest")
-    return error
-
-
 def measure_blocks(requests: int, states: list[Tensor]) -> Iterator[dict[str, Any]]:
     """Blocks of every number of rows, by every slice."""
     device = states[0].device
     slots = torch.arange(requests, device=device)
-    memory = states[0].nbytes / BYTES_PER_US
     for rows in ROWS:
         inputs = make_inputs(requests, rows, device)
         wanted, _, _ = delta_steps(inputs, states[0].clone(), torch.float32)
         for held in BLOCKS:
             out, _ = delta_block_kernel(inputs, states[0], slots, write=False, held=held)
-            error = error_of(out, wanted, f"a block by {held}")
+            error = error_of(out, wanted, CLOSE, f"a block by {held}")
             calls = [
                 partial(delta_block_kernel, inputs, layer, slots, write=False, held=held)
                 for layer in states
@@ -93,8 +76,7 @@ def measure_blocks(requests: int, states: list[Tensor]) -> Iterator[dict[str, An
                 "chosen": held == SLICE,
                 "requests": requests,
                 "rows": rows,
-                "us": round(replay_us(calls), 2),
-                "memory_us": round(memory, 2),
+                **time_of(calls, states[0].nbytes),
                 "error": error,
             }
 
@@ -111,7 +93,7 @@ def measure_replays(requests: int, states: list[Tensor]) -> Iterator[dict[str, A
         found = states[0].clone()
         wanted = replay(states[0].clone(), *block, torch.float32)
         replay_block_kernel(found, slots, *block, held=held)
-        error = error_of(found, wanted, f"a replay by {held}")
+        error = error_of(found, wanted, CLOSE, f"a replay by {held}")
         calls = [partial(replay_block_kernel, layer, slots, *block, held=held) for layer in states]
         yield {
             "part": "replay",
@@ -119,36 +101,20 @@ def measure_replays(requests: int, states: list[Tensor]) -> Iterator[dict[str, A
             "chosen": held == REPLAYED,
             "requests": requests,
             "rows": ACCEPTED,
-            "us": round(replay_us(calls), 2),
-            "memory_us": round(2 * states[0].nbytes / BYTES_PER_US, 2),
+            **time_of(calls, 2 * states[0].nbytes),
             "error": error,
         }
 
 
-def main() -> None:
-    """Measure, print a line for each, and write the file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, required=True, help="where results go")
-    path = parser.parse_args().json
-    device = needed_gpu()
-    torch.manual_seed(0)
-    results = []
+def measure(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Blocks and replays for every number of requests."""
     for requests in REQUESTS:
         shape = (requests, VALUE_HEADS, DIM, DIM)
         states = [torch.randn(shape, device=device) * 0.1 for _ in range(LAYERS)]
-        for result in chain(measure_blocks(requests, states), measure_replays(requests, states)):
-            results.append(result)
-            print("  ".join(f"{name} {value}" for name, value in result.items()), flush=True)
-    report = {
-        "benchmark": "delta_block",
-        "shape": {"key_heads": KEY_HEADS, "value_heads": VALUE_HEADS, "dim": DIM, "layers": LAYERS},
-        "environment": environment(),
-        "results": results,
-    }
-    write_whole(path, json.dumps(report, indent=1) + "\n")
+        yield from measure_blocks(requests, states)
+        yield from measure_replays(requests, states)
 
 
 if __name__ == "__main__":
-    main()
+    sizes = {"key_heads": KEY_HEADS, "value_heads": VALUE_HEADS, "dim": DIM, "layers": LAYERS}
+    report_kernels("delta_block", __doc__, sizes, measure)

@@ -13,19 +13,14 @@ layers' are larger than the cache. ``memory_us`` is what reading and writing tak
 
 from __future__ import annotations
 
-import argparse
-import json
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from knockon.bench.environment import environment
-from knockon.bench.needs_gpu import needed_gpu
-from knockon.bench.replay import replay_us
-from knockon.bench.whole_file import write_whole
+from knockon.bench.kernel_times import error_of, report_kernels, time_of
 from knockon.layers.fused.conv_tail import write_tail_kernel
 from knockon.layers.fused.delta_inputs import (
     DeltaWeights,
@@ -46,7 +41,6 @@ STAND = 9
 STRIPS = [Strip(rows, heads) for rows in (1, 2, 4, 8) for heads in (1, 2, 4, 8)]
 TOGETHER = (1, 2, 4, 8, 16)
 EPS = 1e-6
-BYTES_PER_US = 4.1e6
 CLOSE = 1e-4  # of FP32 results
 CLOSE_ROUNDED = 2.0**-7  # of BF16 results: a step
 
@@ -80,21 +74,6 @@ def make_layer(requests: int, rows: int, device: torch.device) -> Layer:
     out = torch.randn(requests, rows, VALUE_HEADS, DIM, device=device)
     norm = torch.rand(DIM, device=device)
     return Layer(ConvRows(mixed, before, slots), z, b, a, weights, out, norm)
-
-
-def error_of(found: Tensor, wanted: Tensor, close: float, what: str) -> float:
-    """Largest difference to the twin's over its largest number."""
-    difference = (found.float() - wanted.float()).abs().max()
-    error = (difference / wanted.float().abs().max()).item()
-    if not error < close:
-        raise SystemExit(f"{what}: differs from the twin's by {error:.1e} of the largest")
-    return error
-
-
-def time_of(calls: list[partial[Any]], read_and_written: int) -> dict[str, float]:
-    """Microseconds of a call, and what its memory traffic alone would take."""
-    memory = read_and_written / BYTES_PER_US
-    return {"us": round(replay_us(calls), 2), "memory_us": round(memory, 2)}
 
 
 def measure_inputs(layers: list[Layer]) -> list[dict[str, Any]]:
@@ -171,37 +150,21 @@ def measure_tail(layers: list[Layer]) -> dict[str, Any]:
     return {"part": "tail", **time_of(calls, moved), "error": error}
 
 
-def main() -> None:
-    """Measure, print a line for each, and write the file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, required=True, help="where results go")
-    path = parser.parse_args().json
-    device = needed_gpu()
-    torch.manual_seed(0)
-    results = []
+def measure(device: torch.device) -> Iterator[dict[str, Any]]:
+    """All parts for every number of requests and of rows."""
     for requests in REQUESTS:
         for rows in ROWS:
             layers = [make_layer(requests, rows, device) for _ in range(LAYERS)]
-            found = [*measure_inputs(layers), *measure_gate(layers), measure_tail(layers)]
-            for result in found:
-                results.append({"requests": requests, "rows_each": rows, **result})
-                print("  ".join(f"{name} {value}" for name, value in results[-1].items()))
-    report = {
-        "benchmark": "delta_inputs",
-        "shape": {
-            "key_heads": KEY_HEADS,
-            "value_heads": VALUE_HEADS,
-            "dim": DIM,
-            "channels": CHANNELS,
-            "layers": LAYERS,
-        },
-        "environment": environment(),
-        "results": results,
-    }
-    write_whole(path, json.dumps(report, indent=1) + "\n")
+            for found in (*measure_inputs(layers), *measure_gate(layers), measure_tail(layers)):
+                yield {"requests": requests, "rows_each": rows, **found}
 
 
 if __name__ == "__main__":
-    main()
+    sizes = {
+        "key_heads": KEY_HEADS,
+        "value_heads": VALUE_HEADS,
+        "dim": DIM,
+        "channels": CHANNELS,
+        "layers": LAYERS,
+    }
+    report_kernels("delta_inputs", __doc__, sizes, measure)
